@@ -1,0 +1,50 @@
+"""What every test may use: where recorded data lie, and an environment in which Ray asks for no token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything imports Ray: a cluster started by a test must not write a token into the home directory.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def data_folder() -> Path | None:
+    """The folder of recorded data that ``$QM_DATA`` names, or None when it is not set. An unusable value is an error."""
+    named = os.environ.get("QM_DATA")
+    if not named:
+        return None
+    folder = Path(named)
+    if not folder.is_dir():
+        raise pytest.UsageError(f"QM_DATA={named}: no such folder; unset it to leave the tests on recorded data out")
+    return folder
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without recorded data their tests are left out of the run, and counted as deselected: nothing counts as skipped."""
+    if data_folder() is not None:
+        return
+    absent = [item for item in items if item.get_closest_marker("data")]
+    if absent:
+        config.hook.pytest_deselected(items=absent)
+        items[:] = [item for item in items if not item.get_closest_marker("data")]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def qm_data() -> Path:
+    """The recorded data; only for tests marked ``data``."""
+    folder = data_folder()
+    if folder is None:
+        pytest.fail("a test that uses qm_data must be marked with @pytest.mark.data")
+    return folder
