@@ -1,0 +1,106 @@
+"""What the controller believes: the fold of the journal so far.
+
+Pure, frozen data; only `core.learn` makes new values. May not do I/O or read a clock. Mappings are plain dicts that
+nobody changes in place; keys are offerings, instances, tokens, ``unit/service`` or application names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from policies.model import PolicySet
+
+from .events import Forecast
+from .lifecycle import InstanceState
+from .model import Offering, Plan, Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferingBelief:
+    """Memory of one offering's answers. It is not asked again before `cool_until_s`."""
+
+    refusals_in_row: int = 0
+    cool_until_s: float = 0.0
+    last_refusal: str = ""
+    last_refused_at_s: float = 0.0
+    granted: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceBelief:
+    """One instance of ours. `missing_since_s` is set while a joined instance has no live node."""
+
+    instance_id: str
+    offering: str
+    token: str
+    state: InstanceState
+    since_s: float
+    launched_at_s: float
+    reclaim_at_s: float | None = None
+    drain_deadline_at_s: float | None = None
+    missing_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntentBelief:
+    """A launch call whose outcome is not known: `count` instances may or may not be coming."""
+
+    token: str
+    offering: str
+    count: int
+    tried_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Load of one service between two ticks: requests/s, prefill tokens/s, decode tokens/s."""
+
+    at_s: float
+    arrival_rps: float
+    prefill_tps: float
+    decode_tps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceBelief:
+    """One service's recent load, its token mix, and the demand it was planned for (for the hold window)."""
+
+    history: tuple[Sample, ...] = ()
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+    queued: float = 0.0
+    blind_why: str = ""
+    planned: tuple[tuple[float, float], ...] = ()  # (at_s, demanded requests/s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """A replica seen loading, so that its load time can be measured when it is ready."""
+
+    app: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """Everything `decide` may know besides the observation and the policy. Lead samples are seconds, newest last."""
+
+    at_s: float = 0.0
+    run_id: str = ""
+    policy: PolicySet | None = None
+    digest: str = ""
+    shapes: tuple[Shape, ...] = ()
+    offers: dict[str, Offering] = field(default_factory=dict)
+    offerings: dict[str, OfferingBelief] = field(default_factory=dict)
+    instances: dict[str, InstanceBelief] = field(default_factory=dict)
+    intents: dict[str, IntentBelief] = field(default_factory=dict)
+    services: dict[str, ServiceBelief] = field(default_factory=dict)
+    boot_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by instance type
+    load_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by application
+    loading: dict[str, Loading] = field(default_factory=dict)  # by replica
+    forecasts: dict[str, Forecast] = field(default_factory=dict)  # by service
+    last_plan: Plan | None = None
+
+
+EMPTY = Beliefs()

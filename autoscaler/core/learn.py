@@ -1,0 +1,343 @@
+"""`learn(beliefs, event) -> beliefs`: the only place where beliefs change.
+
+Pure; may not do I/O, read a clock or draw a random number (the jitter of a cooldown is a hash of what it concerns, so that
+a replay sees the same). A fold over the journal from `EMPTY` gives the beliefs of a controller that never stopped.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from serve_apps.wire import app_name
+
+from .beliefs import EMPTY, Beliefs, InstanceBelief, IntentBelief, Loading, OfferingBelief, Sample, ServiceBelief
+from .events import (
+    Acted,
+    Configured,
+    Event,
+    Forecasted,
+    LaunchAmbiguous,
+    LaunchGranted,
+    LaunchRefused,
+    LaunchTried,
+    Observed,
+    Opened,
+    Planned,
+    RefusalClass,
+    Snapshot,
+)
+from .lifecycle import INTENT_TIMEOUT_S, InstanceState, advance, expired, seen_state
+from .model import CloudView, Idle, Measured, Missing, Node, Observation, ServiceLoad, ServingView, Signal
+
+__all__ = ["EMPTY", "Beliefs", "fold", "learn"]
+
+HISTORY_S = 900.0  # load kept per service
+PLANNED_S = 3600.0  # the longest hold window that can be looked back on
+MIX_TIME_CONSTANT_S = 120.0
+LEAD_SAMPLES = 32
+GONE_KEPT_S = 60.0
+
+COOLDOWN_BASE_S = 30.0
+COOLDOWN_CAP_S = 900.0
+FIXED_COOLDOWN_S: dict[RefusalClass, float] = {"quota": 1800.0, "misconfigured": 600.0, "not_found": 86_400.0}
+
+
+def learn(beliefs: Beliefs, event: Event) -> Beliefs:
+    """The beliefs after one more event. An event that teaches nothing returns the same object."""
+    handler = _HANDLERS.get(type(event))
+    if handler is None:
+        return beliefs
+    return replace(handler(beliefs, event), at_s=max(beliefs.at_s, event.at_s))
+
+
+def fold(events: Iterable[Event], start: Beliefs = EMPTY) -> Beliefs:
+    """`learn` over all events, oldest first."""
+    for event in events:
+        start = learn(start, event)
+    return start
+
+
+# ---- configuration and decisions ------------------------------------------------------------------------------------
+def _opened(beliefs: Beliefs, event: Opened) -> Beliefs:
+    return replace(beliefs, run_id=event.run_id)
+
+
+def _configured(beliefs: Beliefs, event: Configured) -> Beliefs:
+    return replace(beliefs, policy=event.policy, shapes=event.shapes, digest=event.digest)
+
+
+def _snapshot(_: Beliefs, event: Snapshot) -> Beliefs:
+    from .snapshot import restore  # imports Beliefs' schema, which is slow to build
+
+    return restore(event.beliefs_json)
+
+
+def _forecasted(beliefs: Beliefs, event: Forecasted) -> Beliefs:
+    return replace(beliefs, forecasts=beliefs.forecasts | {row.service: row for row in event.forecasts})
+
+
+def _planned(beliefs: Beliefs, event: Planned) -> Beliefs:
+    services = dict(beliefs.services)
+    for demand in event.plan.demands:
+        known = services.get(demand.service, ServiceBelief())
+        kept = tuple(row for row in known.planned if row[0] > event.at_s - PLANNED_S)
+        services[demand.service] = replace(known, planned=(*kept, (event.at_s, demand.unheld_rps)))
+    return replace(beliefs, services=services, last_plan=event.plan)
+
+
+def _acted(beliefs: Beliefs, event: Acted) -> Beliefs:
+    instance = beliefs.instances.get(event.target)
+    if instance is None or event.verb == "publish":
+        return beliefs
+    if event.verb == "terminate":
+        return _put_instance(beliefs, _moved(instance, advance(instance.state, InstanceState.TERMINATING), event.at_s))
+    drains = beliefs.last_plan.drains if beliefs.last_plan else ()
+    deadline = next((d.deadline_at_s for d in drains if d.instance_id == event.target), None)
+    moved = _moved(instance, advance(instance.state, InstanceState.DRAINING), event.at_s)
+    return _put_instance(beliefs, replace(moved, drain_deadline_at_s=deadline))
+
+
+# ---- launches -------------------------------------------------------------------------------------------------------
+def _tried(beliefs: Beliefs, event: LaunchTried) -> Beliefs:
+    intent = IntentBelief(token=event.token, offering=event.offering, count=event.count, tried_at_s=event.at_s)
+    return replace(beliefs, intents=beliefs.intents | {event.token: intent})
+
+
+def _granted(beliefs: Beliefs, event: LaunchGranted) -> Beliefs:
+    instances = dict(beliefs.instances)
+    for instance_id in event.instance_ids:
+        instances.setdefault(
+            instance_id,
+            InstanceBelief(
+                instance_id=instance_id,
+                offering=event.offering,
+                token=event.token,
+                state=InstanceState.REQUESTED,
+                since_s=event.at_s,
+                launched_at_s=event.at_s,
+            ),
+        )
+    known = beliefs.offerings.get(event.offering, OfferingBelief())
+    offerings = beliefs.offerings | {
+        event.offering: replace(
+            known, refusals_in_row=0, cool_until_s=0.0, granted=known.granted + len(event.instance_ids)
+        )
+    }
+    return replace(beliefs, instances=instances, offerings=offerings, intents=_without(beliefs.intents, event.token))
+
+
+def _refused(beliefs: Beliefs, event: LaunchRefused) -> Beliefs:
+    beliefs = replace(beliefs, intents=_without(beliefs.intents, event.token))
+    if event.error == "throttled":  # says nothing about capacity
+        return beliefs
+    offerings = dict(beliefs.offerings)
+    for name in _fails_together(beliefs, event.offering, event.error):
+        known = offerings.get(name, OfferingBelief())
+        asked = name == event.offering
+        row = known.refusals_in_row + 1
+        offerings[name] = replace(
+            known,
+            refusals_in_row=row,
+            cool_until_s=max(known.cool_until_s, event.at_s + _cooldown_s(name, event.error, row)),
+            last_refusal=event.code,
+            last_refused_at_s=event.at_s,
+            refused=known.refused + (1 if asked else 0),
+        )
+    return replace(beliefs, offerings=offerings)
+
+
+def _ambiguous(beliefs: Beliefs, _: LaunchAmbiguous) -> Beliefs:
+    return beliefs  # the intent stays open until a listing shows its token or its time is over
+
+
+def _fails_together(beliefs: Beliefs, offering: str, error: RefusalClass) -> tuple[str, ...]:
+    """Offerings that one refusal speaks for: the pool when it is dry, family × market × region when a quota is full."""
+    asked = beliefs.offers.get(offering)
+    if asked is None:
+        return (offering,)
+    if error == "quota":
+        alike = [
+            o.offering
+            for o in beliefs.offers.values()
+            if (family(o.instance_type), o.market, o.region) == (family(asked.instance_type), asked.market, asked.region)
+        ]
+    elif error in ("no_capacity", "refused"):
+        alike = [o.offering for o in beliefs.offers.values() if o.pool == asked.pool]
+    else:
+        alike = [offering]
+    return tuple(sorted(alike))
+
+
+def family(instance_type: str) -> str:
+    """The quota family of an EC2 type: ``p`` for p4d and p5, ``g`` for g5, g6 and g6e (AWS counts G and VT together)."""
+    return instance_type[:1]
+
+
+def _cooldown_s(offering: str, error: RefusalClass, refusals_in_row: int) -> float:
+    """30 s doubling to 15 min, times 50–100 % by a hash of the offering and the count, so that pools do not march in step."""
+    fixed = FIXED_COOLDOWN_S.get(error)
+    if fixed is not None:
+        return fixed
+    full = min(COOLDOWN_BASE_S * 2.0 ** min(refusals_in_row - 1, 10), COOLDOWN_CAP_S)
+    return full * (0.5 + 0.5 * (zlib.crc32(f"{offering}/{refusals_in_row}".encode()) / 0xFFFFFFFF))
+
+
+# ---- observations ---------------------------------------------------------------------------------------------------
+def _observed(beliefs: Beliefs, event: Observed) -> Beliefs:
+    seen = event.observation
+    if not isinstance(seen.cloud, Missing):
+        beliefs = _learn_cloud(beliefs, seen.cloud, seen)
+    if not isinstance(seen.serving, Missing):
+        beliefs = _learn_loading(beliefs, seen.serving)
+    return _learn_loads(beliefs, seen)
+
+
+def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Beliefs:
+    nodes = _nodes_by_instance(seen.serving)
+    listed = {row.instance_id: row for row in cloud.instances}
+    offers = {row.offering: row for row in cloud.offerings}
+    instances: dict[str, InstanceBelief] = {}
+    boot_s = dict(beliefs.boot_s)
+    for instance_id in sorted(listed.keys() | beliefs.instances.keys()):
+        row, known = listed.get(instance_id), beliefs.instances.get(instance_id)
+        if row is None:
+            assert known is not None
+            now = _unlisted(known, cloud.at_s)
+        else:
+            before = known or InstanceBelief(
+                instance_id=instance_id,
+                offering=row.offering,
+                token=row.token,
+                state=InstanceState.REQUESTED,
+                since_s=cloud.at_s,
+                launched_at_s=row.launched_at_s,
+            )
+            if nodes is None:
+                now = _listed(before, seen_state(row, None), before.missing_since_s, row.reclaim_at_s, cloud.at_s)
+            else:
+                node = nodes.get(instance_id)
+                lost = node is None or not node.alive
+                missing = (before.missing_since_s or cloud.at_s) if lost else None
+                now = _listed(before, seen_state(row, node), missing, row.reclaim_at_s, cloud.at_s)
+            if now.state is InstanceState.JOINED and before.state is not InstanceState.JOINED and row.offering in offers:
+                kind = offers[row.offering].instance_type
+                boot_s[kind] = (*boot_s.get(kind, ()), cloud.at_s - row.launched_at_s)[-LEAD_SAMPLES:]
+        if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
+            instances[instance_id] = now
+    tokens = {row.token for row in cloud.instances}
+    intents = {
+        token: intent
+        for token, intent in beliefs.intents.items()
+        if token not in tokens and cloud.at_s - intent.tried_at_s <= INTENT_TIMEOUT_S
+    }
+    return replace(beliefs, offers=offers, instances=instances, intents=intents, boot_s=boot_s)
+
+
+def _listed(
+    before: InstanceBelief, seen: InstanceState, missing_s: float | None, reclaim_at_s: float | None, at_s: float
+) -> InstanceBelief:
+    moved = _moved(before, advance(before.state, seen), at_s)
+    starting = moved.state not in (InstanceState.JOINED, InstanceState.DRAINING)
+    return replace(moved, reclaim_at_s=reclaim_at_s, missing_since_s=None if starting else missing_s)
+
+
+def _unlisted(known: InstanceBelief, at_s: float) -> InstanceBelief:
+    """A just-granted instance may be missing from a lagging listing; any other that vanished is gone."""
+    if known.state is InstanceState.REQUESTED and not expired(known.state, at_s - known.since_s):
+        return known
+    return _moved(known, InstanceState.GONE, at_s)
+
+
+def _moved(instance: InstanceBelief, state: InstanceState, at_s: float) -> InstanceBelief:
+    return instance if state is instance.state else replace(instance, state=state, since_s=at_s)
+
+
+def _put_instance(beliefs: Beliefs, instance: InstanceBelief) -> Beliefs:
+    return replace(beliefs, instances=beliefs.instances | {instance.instance_id: instance})
+
+
+def _nodes_by_instance(serving: ServingView | Missing) -> dict[str, Node] | None:
+    """Live nodes win over dead ones of the same instance (a restarted raylet is a new node). None when not seen."""
+    if isinstance(serving, Missing):
+        return None
+    return {node.instance_id: node for node in sorted(serving.nodes, key=lambda n: (n.alive, n.node_id))}
+
+
+def _learn_loading(beliefs: Beliefs, serving: ServingView) -> Beliefs:
+    loading: dict[str, Loading] = {}
+    load_s = dict(beliefs.load_s)
+    for replica in serving.replicas:
+        app = app_name(replica.service, replica.variant)
+        known = beliefs.loading.get(replica.replica_id)
+        if replica.state == "loading":
+            loading[replica.replica_id] = known or Loading(app=app, since_s=serving.at_s)
+        elif replica.state == "ready" and known is not None:
+            load_s[app] = (*load_s.get(app, ()), serving.at_s - known.since_s)[-LEAD_SAMPLES:]
+    return replace(beliefs, loading=loading, load_s=load_s)
+
+
+def _learn_loads(beliefs: Beliefs, seen: Observation) -> Beliefs:
+    services = dict(beliefs.services)
+    if isinstance(seen.loads, Missing):
+        for service, known in services.items():
+            services[service] = replace(known, blind_why=seen.loads.why)
+        return replace(beliefs, services=services)
+    for load in seen.loads:
+        services[load.service] = _learn_load(services.get(load.service, ServiceBelief()), load, seen.at_s)
+    return replace(beliefs, services=services)
+
+
+def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> ServiceBelief:
+    rps, prefill, decode = (_value(s) for s in (load.arrival_rps, load.prefill_tps, load.decode_tps))
+    if rps is None or prefill is None or decode is None:
+        why = load.arrival_rps.why if isinstance(load.arrival_rps, Missing) else "token rates missing"
+        return replace(known, blind_why=why)
+    sample = Sample(at_s=at_s, arrival_rps=rps, prefill_tps=prefill, decode_tps=decode)
+    kept = tuple(row for row in known.history if row.at_s > at_s - HISTORY_S)
+    queued = _value(load.queued)
+    return replace(
+        known,
+        history=(*kept, sample),
+        input_tokens=_mixed(known, known.input_tokens, prefill, rps, at_s),
+        output_tokens=_mixed(known, known.output_tokens, decode, rps, at_s),
+        queued=known.queued if queued is None else queued,
+        blind_why="",
+    )
+
+
+def _mixed(known: ServiceBelief, mean: float, tps: float, rps: float, at_s: float) -> float:
+    """Exponential mean of tokens per request, by time and not by tick, that silence does not change."""
+    if rps <= 0.0 or tps <= 0.0:
+        return mean
+    if mean <= 0.0 or not known.history:
+        return tps / rps
+    weight = min(1.0, max(0.0, at_s - known.history[-1].at_s) / MIX_TIME_CONSTANT_S)
+    return mean + weight * (tps / rps - mean)
+
+
+def _value(signal: Signal) -> float | None:
+    if isinstance(signal, Measured):
+        return signal.value
+    return 0.0 if isinstance(signal, Idle) else None
+
+
+def _without(intents: dict[str, IntentBelief], token: str) -> dict[str, IntentBelief]:
+    return {key: value for key, value in intents.items() if key != token}
+
+
+_HANDLERS: dict[type, Callable[[Beliefs, Any], Beliefs]] = {
+    Opened: _opened,
+    Configured: _configured,
+    Snapshot: _snapshot,
+    Observed: _observed,
+    Forecasted: _forecasted,
+    Planned: _planned,
+    Acted: _acted,
+    LaunchTried: _tried,
+    LaunchGranted: _granted,
+    LaunchRefused: _refused,
+    LaunchAmbiguous: _ambiguous,
+}

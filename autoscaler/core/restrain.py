@@ -1,0 +1,34 @@
+"""What keeps the plan still: hold windows in seconds.
+
+Pure; may not do I/O or read a clock. Capacity is held for as long as it would take to get it back: releasing sooner bets on
+a forecast over a time in which a mistake could not be mended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policies.model import Goal
+
+from .reasons import Reason, ReasonCode, why
+
+HOLD_LEADS: dict[Goal, float] = {"latency": 1.5, "throughput": 1.0, "cost": 0.5}
+HOLD_MIN_S = 20.0
+HOLD_MAX_S = 3600.0
+
+
+def hold_s(lead_s: float, goal: Goal) -> float:
+    """How long a lower demand must last before capacity is released."""
+    return min(max(HOLD_LEADS[goal] * lead_s, HOLD_MIN_S), HOLD_MAX_S)
+
+
+def held_rps(
+    planned: Iterable[tuple[float, float]], rps: float, lead_s: float, goal: Goal, now_s: float
+) -> tuple[float, tuple[Reason, ...]]:
+    """The largest demand planned within the hold window, and the reason when that is above the present one."""
+    window_s = hold_s(lead_s, goal)
+    before = [(value, at_s) for at_s, value in planned if at_s > now_s - window_s]
+    highest, at_s = max(before, default=(rps, now_s))
+    if highest <= rps:
+        return rps, ()
+    return highest, (why(ReasonCode.HOLD_WINDOW, held_rps=highest, hold_s=window_s, since_s=now_s - at_s),)

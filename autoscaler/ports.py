@@ -1,0 +1,126 @@
+"""The edges of the controller: what it asks of the world, and the only errors it hears back.
+
+Interfaces and error classes only; may not import an adapter, a vendor's package or the loop. An adapter translates every
+vendor exception into one of these classes; anything else that escapes is a defect of the adapter. Every method may be
+called from any thread. `tests/contract` runs one suite per port on every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from autoscaler.core.events import Event, Record
+from autoscaler.core.model import CloudView, ServiceLoad, ServingView
+from serve_apps.wire import PlanMessage
+
+
+class PortError(Exception):
+    """Base of what a port may raise. `code` is the vendor's own word, kept for the journal."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code or type(self).__name__
+
+
+class Transient(PortError):
+    """It may or may not have happened, and may work later: time-outs, 5xx, connection lost."""
+
+
+class Throttled(PortError):
+    """Too many calls: certainly not done; says nothing about capacity."""
+
+
+class NoCapacity(PortError):
+    """The pool is dry. `offering` names it."""
+
+    def __init__(self, offering: str, message: str, code: str = "InsufficientInstanceCapacity") -> None:
+        super().__init__(message, code)
+        self.offering = offering
+
+
+class Quota(PortError):
+    """An account limit, not the pool: other zones of the same family and market will answer the same."""
+
+
+class Misconfigured(PortError):
+    """The request itself is wrong (image, subnet, permission): trying elsewhere will not help."""
+
+
+class NotFound(PortError):
+    """The thing named does not exist (any more)."""
+
+
+class Refused(PortError):
+    """Any other definite no, unknown codes included: the safe class."""
+
+
+class Clock(Protocol):
+    """Wall-clock instants."""
+
+    def now_s(self) -> float:
+        """Seconds since 1970 UTC."""
+        ...
+
+
+class Metrics(Protocol):
+    """What the gateways and engines measured."""
+
+    def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
+        """Load per service since the previous call. Raises Transient when nothing at all can be read."""
+        ...
+
+
+class Serving(Protocol):
+    """The Ray cluster and Serve."""
+
+    def observe(self, now_s: float) -> ServingView:
+        """Replicas, nodes and current targets. Raises Transient."""
+        ...
+
+    def publish(self, message: PlanMessage) -> None:
+        """Hand the plan to the board. Raises Transient."""
+        ...
+
+    def drain(self, instance_id: str, deadline_at_s: float, reason: str) -> None:
+        """Stop placing work on the instance's node and let it finish by the deadline. Raises NotFound, Transient."""
+        ...
+
+
+class Cloud(Protocol):
+    """Where instances come from."""
+
+    def describe(self, now_s: float) -> CloudView:
+        """Offerings, and all instances of this cluster, in one consistent-as-possible listing. Raises Transient, Throttled."""
+        ...
+
+    def launch(self, offering: str, count: int, token: str) -> tuple[str, ...]:
+        """Ask for `count` instances; returns the ids granted (at least one, maybe fewer than asked).
+
+        The same token in the same offering returns the same instances. Raises NoCapacity, Quota, Misconfigured, NotFound,
+        Refused, Throttled (all: nothing was launched) or Transient (nobody knows).
+        """
+        ...
+
+    def terminate(self, instance_id: str) -> None:
+        """Give the instance back; a second call is a no-op. Raises NotFound, Refused, Throttled, Transient."""
+        ...
+
+
+class Journal(Protocol):
+    """The durable order of events."""
+
+    def append(self, event: Event, *, durable: bool) -> int:
+        """Write one event and return its sequence number; with `durable` only after it is on disk. Raises Transient."""
+        ...
+
+    def read(self) -> Iterator[Record]:
+        """The current history, oldest first: from the last snapshot, or from the beginning."""
+        ...
+
+    def roll(self, head: Callable[[], tuple[Event, ...]]) -> bool:
+        """Start a new history with the events of `head()`, all or none, when the current one has grown enough.
+
+        True when it did. `head()` is only called then; it ends with a Snapshot. Raises Transient.
+        """
+        ...
