@@ -1,0 +1,373 @@
+"""Demand: recorded traces read strictly, and a synthetic one made from published statistics.
+
+Reads files and does arithmetic; may not read a clock, start anything or import an adapter. A trace is either request
+rows (`Trace`: when, how many tokens in, how many out) or rate rows (`Rates`: how many requests in each bin), and
+`Rates.arrivals` turns the second into the first with seeded Gamma gaps. Formats: docs/load.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+TimeUnit = Literal["s", "ms", "min", "iso"]
+Per = Literal["s", "min", "bin"]
+
+MAX_PROBLEMS = 20
+BLOCK_TOKENS = 512  # Mooncake counts prefix hits in blocks of this many tokens
+UNIT_S = {"s": 1.0, "ms": 1e-3, "min": 60.0}
+
+
+class TraceProblems(ValueError):
+    """A trace that cannot be used. `problems` are ``file:line: column: what is wrong, what to do``."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests in order of arrival; all arrays have one entry a request.
+
+    `at_s` counts from the first row's instant. `sessions` is empty when the trace has none; `prefix_tokens` is how much
+    of the prompt an infinite prefix cache would hold. `source` says where the numbers come from.
+    """
+
+    name: str
+    source: str
+    at_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    prefix_tokens: Ints
+    sessions: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    @property
+    def mean_rps(self) -> float:
+        """Requests per second from the first to the last arrival (0 for fewer than two, or all at one instant)."""
+        span_s = float(self.at_s[-1] - self.at_s[0]) if len(self) > 1 else 0.0
+        return (len(self) - 1) / span_s if span_s > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """Arrival rates by bin: bin i covers ``[start_s[i], start_s[i] + bin_s[i])``.
+
+    `input_tokens` and `output_tokens` are means per request in that bin, 0 where the file does not say.
+    """
+
+    name: str
+    source: str
+    start_s: Floats
+    bin_s: Floats
+    rps: Floats
+    input_tokens: Floats
+    output_tokens: Floats
+
+    def arrivals(
+        self, seed: int, *, duration_s: float, cv: float = 1.0, scale: float = 1.0, offset_s: float = 0.0
+    ) -> Trace:
+        """Requests of ``[offset_s, offset_s + duration_s)``: rates × `scale`, gaps Gamma with variation `cv`.
+
+        Token counts vary round each bin's mean as those of the published Azure conversation trace do; a file without
+        tokens gets that trace's own means.
+        """
+        rng = np.random.default_rng(seed)
+        edges_s = np.clip(np.append(self.start_s, self.start_s[-1] + self.bin_s[-1]) - offset_s, 0.0, duration_s)
+        due = np.concatenate([[0.0], np.cumsum(np.diff(edges_s) * self.rps * scale)])
+        marks = _gamma_marks(rng, float(due[-1]), cv)
+        at_s = np.interp(marks, due, edges_s)
+        index = np.clip(np.searchsorted(due, marks, side="right") - 1, 0, len(self.rps) - 1)
+        means = [
+            np.where(tokens > 0, tokens, default.mean)
+            for tokens, default in ((self.input_tokens, AZURE_INPUT), (self.output_tokens, AZURE_OUTPUT))
+        ]
+        inputs, outputs = (
+            _whole(mean[index] * rng.lognormal(-(law.sigma**2) / 2, law.sigma, len(marks)))
+            for mean, law in zip(means, (AZURE_INPUT, AZURE_OUTPUT), strict=True)
+        )
+        return Trace(self.name, self.source, at_s, inputs, outputs, np.zeros(len(marks), np.int64))
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """A lognormal law given by two published percentiles."""
+
+    p50: float
+    p99: float
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm."""
+        return math.log(self.p99 / self.p50) / 2.3263478740408408  # the normal law's 99th percentile
+
+    @property
+    def mean(self) -> float:
+        """Mean of the law."""
+        return self.p50 * math.exp(self.sigma**2 / 2)
+
+
+# Azure LLM inference trace 2023, conversation (Azure/AzurePublicDataset, CC-BY 4.0; Patel et al., "Splitwise", ISCA
+# 2024): 19,366 requests in 58 minutes. The coefficient of variation of its gaps is 1.09.
+AZURE_SOURCE = "generated from published statistics of the Azure 2023 conversation trace (CC-BY 4.0): 5.5 requests/s"
+AZURE_RPS = 5.5
+AZURE_GAP_CV = 1.09
+AZURE_INPUT = Lognormal(p50=1020.0, p99=4142.0)
+AZURE_OUTPUT = Lognormal(p50=129.0, p99=601.0)
+
+
+def generated(seed: int, duration_s: float) -> Trace:
+    """A request trace of `duration_s` seconds with the published statistics of Azure's 2023 conversation trace."""
+    rng = np.random.default_rng(seed)
+    at_s = _gamma_marks(rng, AZURE_RPS * duration_s, AZURE_GAP_CV) / AZURE_RPS
+    inputs, outputs = (
+        _whole(law.p50 * rng.lognormal(0.0, law.sigma, len(at_s))) for law in (AZURE_INPUT, AZURE_OUTPUT)
+    )
+    return Trace("generated", AZURE_SOURCE, at_s, inputs, outputs, np.zeros(len(at_s), np.int64))
+
+
+def _gamma_marks(rng: np.random.Generator, expected: float, cv: float) -> Floats:
+    """Points of a unit-rate renewal process with Gamma gaps on ``[0, expected)``."""
+    if expected <= 0:
+        return np.zeros(0)
+    shape = 1.0 / cv**2
+    drawn = int(expected + 8 * cv * math.sqrt(expected) + 16)  # eight deviations past the mean: the tail is never cut
+    marks = np.cumsum(rng.gamma(shape, 1.0 / shape, drawn))
+    return marks[marks < expected]
+
+
+def _whole(tokens: Floats) -> Ints:
+    whole: Ints = np.maximum(1, np.rint(tokens)).astype(np.int64)
+    return whole
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Format:
+    """Which column means what. `requests` empty: request rows. Else token columns are sums over the bin."""
+
+    time: str
+    unit: TimeUnit
+    requests: str = ""
+    per: Per = "bin"
+    input_tokens: str = ""
+    output_tokens: str = ""
+    session: str = ""
+    prefix_tokens: str = ""
+    prefix_scale: int = 1
+
+    def needed(self) -> tuple[str, ...]:
+        """Columns without which the file is not of this format."""
+        return tuple(name for name in (self.time, self.requests, self.input_tokens, self.output_tokens) if name)
+
+
+_KNOWN: tuple[_Format, ...] = (
+    _Format("TIMESTAMP", "iso", input_tokens="ContextTokens", output_tokens="GeneratedTokens"),
+    _Format("t_ms", "ms", input_tokens="input_tokens", output_tokens="output_tokens",
+            prefix_tokens="prefix_hit_blocks_inf", prefix_scale=BLOCK_TOKENS),
+    _Format("at_s", "s", input_tokens="input_tokens", output_tokens="output_tokens"),
+    _Format("t_minute", "min", "requests", "bin", "input_tokens_est", "output_tokens_est"),
+    _Format("t_minute", "min", "requests_per_min_mid", "min"),
+    _Format("t_minute", "min", "requests", "bin"),
+)  # fmt: skip
+
+
+@dataclass
+class _Reader:
+    """One file being read: where we are, and what was wrong so far."""
+
+    path: Path
+    problems: list[str] = field(default_factory=list)
+    line: int = 1
+
+    def problem(self, column: str, text: str) -> None:
+        """Note a problem at the current line; raises when there are too many to be useful."""
+        self.problems.append(f"{self.path}:{self.line}: {column}: {text}")
+        if len(self.problems) >= MAX_PROBLEMS:
+            self.stop()
+
+    def stop(self) -> None:
+        """Raise what was found, if anything was."""
+        if self.problems:
+            raise TraceProblems(tuple(self.problems))
+
+    def count(self, row: Mapping[str, str], column: str) -> float:
+        """A number that cannot be negative; NaN (with a problem noted) when it is not one."""
+        try:
+            value = float(row[column])
+        except ValueError:
+            self.problem(column, f"{row[column]!r} is not a number, correct or remove the row")
+            return math.nan
+        if not (math.isfinite(value) and value >= 0):
+            self.problem(column, f"{row[column]} is not a count, use a finite number that is not negative")
+            return math.nan
+        return value
+
+
+def read_trace(
+    path: Path,
+    columns: Mapping[str, str] | None = None,
+    time_unit: TimeUnit | None = None,
+    per: Per | None = None,
+) -> Trace | Rates:
+    """The trace in a CSV file with a header.
+
+    `columns` maps ``time, requests|value, input_tokens, output_tokens, session, prefix_tokens`` to the file's own
+    names; headers in common use are known without it. `time_unit` and `per` are the units of the time and of the rates.
+    Raises TraceProblems listing every bad row up to twenty.
+    """
+    reader = _Reader(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reader.line = 0
+        reader.problem("file", f"cannot be read ({error}), give a CSV file with a header")
+        raise TraceProblems(tuple(reader.problems)) from error
+    rows = csv.reader(text.splitlines())
+    header = [name.strip() for name in next(rows, [])]
+    if not header:
+        reader.problem("header", "the file is empty, give a CSV file with a header and rows")
+    reader.stop()
+    found = _format(reader, header, columns, time_unit, per)
+    read: Callable[[_Reader, Iterator[dict[str, str]], _Format], Trace | Rates] = (
+        _read_rates if found.requests else _read_requests
+    )
+    return read(reader, _rows(reader, header, rows), found)
+
+
+def _format(
+    reader: _Reader, header: list[str], columns: Mapping[str, str] | None, unit: TimeUnit | None, per: Per | None
+) -> _Format:
+    """Which columns to read. Raises TraceProblems for a header nobody knows or a column that is not there."""
+    form = _known(reader, header) if columns is None else _named(reader, header, columns)
+    return replace(form, unit=unit or form.unit, per=per or form.per)
+
+
+def _known(reader: _Reader, header: list[str]) -> _Format:
+    for form in _KNOWN:
+        if all(name in header for name in form.needed()):
+            session = "session" if "session" in header else ""
+            prefix = next((name for name in (form.prefix_tokens, "prefix_tokens") if name in header), "")
+            return replace(form, session=session, prefix_tokens=prefix)
+    names = "; ".join(",".join(form.needed()) for form in _KNOWN)
+    reader.problem("header", f"{','.join(header)!r} is not known, use one of ({names}) or name the columns")
+    raise TraceProblems(tuple(reader.problems))
+
+
+def _named(reader: _Reader, header: list[str], columns: Mapping[str, str]) -> _Format:
+    requests = columns.get("requests", columns.get("value", ""))
+    if "time" not in columns:
+        reader.problem("columns", "'time' is missing, say which column holds the time")
+    if not requests and not {"input_tokens", "output_tokens"} <= columns.keys():
+        reader.problem("columns", "name 'requests' (rate rows) or 'input_tokens' and 'output_tokens' (request rows)")
+    for key, name in columns.items():
+        if name not in header:
+            reader.problem("columns", f"{key} = {name!r} is not in the header, choose from {', '.join(header)}")
+    reader.stop()
+    tokens = (columns.get("input_tokens", ""), columns.get("output_tokens", ""))
+    return _Format(
+        columns["time"], "s", requests, "bin", *tokens, columns.get("session", ""), columns.get("prefix_tokens", "")
+    )
+
+
+def _rows(reader: _Reader, header: list[str], rows: Iterator[list[str]]) -> Iterator[dict[str, str]]:
+    """Complete rows as dicts; a short or long row is a problem and is left out."""
+    for number, row in enumerate(rows, start=2):
+        reader.line = number
+        if not row:
+            continue
+        if len(row) != len(header):
+            reader.problem(
+                "row", f"{len(row)} fields where the header has {len(header)}, the row is cut off or has extra commas"
+            )
+            continue
+        yield dict(zip(header, row, strict=True))
+
+
+def _clock(reader: _Reader, form: _Format) -> Callable[[Mapping[str, str]], float]:
+    """A reader of the time column that sees to it that time never goes backwards."""
+    last_s = -math.inf
+
+    def at_s(row: Mapping[str, str]) -> float:
+        nonlocal last_s
+        now_s = _instant(reader, row[form.time], form)
+        if now_s < last_s:
+            reader.problem(form.time, f"{row[form.time]} is earlier than the row before, sort the file by time")
+        last_s = max(last_s, now_s) if math.isfinite(now_s) else last_s
+        return now_s
+
+    return at_s
+
+
+def _instant(reader: _Reader, text: str, form: _Format) -> float:
+    try:
+        if form.unit == "iso":
+            stamp = datetime.fromisoformat(text.strip()[:26])  # Azure writes seven decimals; Python reads six
+            return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+        value_s = float(text) * UNIT_S[form.unit]
+    except ValueError:
+        value_s = math.nan
+    if not math.isfinite(value_s):
+        kind = "an ISO 8601 time" if form.unit == "iso" else f"a number of {form.unit}"
+        reader.problem(form.time, f"{text!r} is not {kind}, correct the row or give the time unit")
+    return value_s
+
+
+def _read_requests(reader: _Reader, rows: Iterator[dict[str, str]], form: _Format) -> Trace:
+    clock = _clock(reader, form)
+    table: list[tuple[float, float, float, float]] = []
+    sessions: list[str] = []
+    for row in rows:
+        prefix = reader.count(row, form.prefix_tokens) * form.prefix_scale if form.prefix_tokens else 0.0
+        table.append((clock(row), reader.count(row, form.input_tokens), reader.count(row, form.output_tokens), prefix))
+        if form.session:
+            sessions.append(row[form.session])
+    if not table:
+        reader.problem("row", "there are no rows after the header, give at least one request")
+    reader.stop()
+    array = np.array(table, dtype=np.float64)
+    inputs, outputs = _whole(array[:, 1]), _whole(array[:, 2])
+    prefixes = np.minimum(array[:, 3].astype(np.int64), inputs)
+    at_s = array[:, 0] - array[0, 0]
+    return Trace(reader.path.name, f"recorded: {reader.path.name}", at_s, inputs, outputs, prefixes, tuple(sessions))
+
+
+def _read_rates(reader: _Reader, rows: Iterator[dict[str, str]], form: _Format) -> Rates:
+    at_s = _clock(reader, form)
+    table = [
+        (
+            at_s(row),
+            *(
+                reader.count(row, name) if name else 0.0
+                for name in (form.requests, form.input_tokens, form.output_tokens)
+            ),
+        )
+        for row in rows
+    ]
+    if len(table) < 2:
+        reader.problem("row", "fewer than two bins, so their length is unknown, give at least two")
+    reader.stop()
+    array = np.array(table, dtype=np.float64)
+    bins_s = np.diff(array[:, 0], append=2 * array[-1, 0] - array[-2, 0])
+    if not np.all(bins_s > 0):
+        reader.line = int(np.argmax(bins_s <= 0)) + 3
+        reader.problem(form.time, "the same time twice, give each bin once")
+    reader.stop()
+    seconds = {"s": np.ones_like(bins_s), "min": np.full_like(bins_s, 60.0), "bin": bins_s}[form.per]
+    requests = np.maximum(array[:, 1], 1e-9)
+    tokens = [np.where(array[:, 1] > 0, array[:, column] / requests, 0.0) for column in (2, 3)]
+    return Rates(reader.path.name, f"recorded rates: {reader.path.name}", array[:, 0] - array[0, 0], bins_s,
+                 array[:, 1] / seconds, *tokens)  # fmt: skip
