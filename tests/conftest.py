@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -13,9 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
+# `make test` tries the same examples every time; `make proof` tries other ones, and fifty times as many.
+settings.register_profile("test", deadline=None, derandomize=True, database=None)
+settings.register_profile("proof", deadline=None, max_examples=5000, print_blob=True)
+settings.load_profile("test")
+
 
 def data_folder() -> Path | None:
-    """The folder of recorded data that ``$QM_DATA`` names, or None when it is not set. An unusable value is an error."""
+    """The folder of recorded data that ``$QM_DATA`` names, or None when unset. An unusable value is an error."""
     named = os.environ.get("QM_DATA")
     if not named:
         return None
@@ -26,7 +32,7 @@ def data_folder() -> Path | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without recorded data their tests are left out of the run, and counted as deselected: nothing counts as skipped."""
+    """Without recorded data their tests are left out and counted as deselected: nothing is ever skipped."""
     if data_folder() is not None:
         return
     absent = [item for item in items if item.get_closest_marker("data")]

