@@ -1,0 +1,273 @@
+"""The journal as files: a folder of segments ``NNNNNNNN.jsonl``, one event a line, each with its checksum.
+
+A line is ``CRC32 of the JSON (8 hex digits), space, JSON of events.Record``. A segment after the first begins with
+Opened, Configured and Snapshot, written to disk as one file, so that a restart folds the newest segment only. A lock
+file keeps a second writer out. May not interpret events.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Never
+
+from pydantic import ValidationError
+
+from autoscaler.core.events import RECORD, Event, Record
+from autoscaler.ports import Misconfigured, Transient
+
+SEGMENT_BYTES = 64 * 2**20
+SEGMENTS_KEPT = 8
+
+
+def encode_line(record: Record) -> bytes:
+    """One journal line, with its newline."""
+    body = RECORD.dump_json(record)
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def decode_line(line: bytes) -> Record | None:
+    """The record of a line with its newline, or None when the line is torn or its checksum is wrong."""
+    checksum, _, body = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
+        return None
+    return RECORD.validate_json(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a segment file holds: its records, and where its readable part ends (`bytes`)."""
+
+    records: tuple[Record, ...]
+    readable_bytes: int
+    torn_bytes: int
+
+
+def read_segment(path: Path, *, newest: bool) -> Segment:
+    """Read one segment. Unreadable lines at the end of the newest one are a torn tail; anywhere else they are damage.
+
+    Raises Misconfigured naming file and line for damage, a gap in the numbering, or a record of another schema.
+    """
+    records: list[Record] = []
+    bad_line, readable, size = 0, 0, 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        size += len(line)
+        record = _decode(path, number, line)
+        if record is None:
+            bad_line = bad_line or number
+            continue
+        if bad_line or (records and record.seq != records[-1].seq + 1):
+            _damaged(
+                path, bad_line or number, "a line is unreadable" if bad_line else f"number {record.seq} is out of order"
+            )
+        records.append(record)
+        readable = size
+    if bad_line and not newest:
+        _damaged(path, bad_line, "a line is unreadable")
+    return Segment(tuple(records), readable, size - readable)
+
+
+def _decode(path: Path, number: int, line: bytes) -> Record | None:
+    try:
+        return decode_line(line)
+    except ValidationError as error:
+        _damaged(path, number, f"not a record of this version ({error.errors()[0]['msg']})")
+
+
+def _damaged(path: Path, number: int, what: str) -> Never:
+    raise Misconfigured(
+        f"{path}:{number}: journal damaged: {what}; keep the folder for inspection and start with another one",
+        "journal_damaged",
+    )
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segment files of a journal folder, oldest first. Raises Misconfigured when it is no journal."""
+    paths = sorted(path for path in folder.glob("*.jsonl") if path.stem.isdigit())
+    if not paths:
+        raise Misconfigured(
+            f"{folder}: no journal here (no NNNNNNNN.jsonl); give the folder that `qm run --journal` wrote",
+            "no_journal",
+        )
+    return paths
+
+
+def read_all(folder: Path) -> Iterator[Record]:
+    """Every record that is still kept, oldest first; a torn tail is left out. Needs no lock, changes nothing."""
+    paths = segments(folder)
+    seq = None
+    for path in paths:
+        for number, record in enumerate(read_segment(path, newest=path == paths[-1]).records, start=1):
+            if seq is not None and record.seq != seq + 1:
+                _damaged(path, number, f"number {record.seq} follows {seq}: a segment is missing")
+            seq = record.seq
+            yield record
+
+
+class FileJournal:
+    """ports.Journal in a folder. Thread-safe. `repaired` says what was cut off a torn tail on opening, or is empty.
+
+    Raises Misconfigured when the folder cannot be written, is damaged, or belongs to a running controller.
+    """
+
+    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, keep: int = SEGMENTS_KEPT) -> None:
+        self.folder, self.segment_bytes, self.keep = folder, segment_bytes, keep
+        self.repaired = ""
+        self._lock = threading.Lock()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock_file = _lock_folder(folder)
+            self._resume()
+        except OSError as error:
+            raise Misconfigured(
+                f"{folder}: cannot keep a journal here: {error.strerror}", "journal_unwritable"
+            ) from error
+
+    def _resume(self) -> None:
+        paths = sorted(path for path in self.folder.glob("*.jsonl") if path.stem.isdigit())
+        self._path = paths[-1] if paths else self.folder / f"{1:08d}.jsonl"
+        self._seq, self._size = 0, 0
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        _sync_folder(self.folder)
+        segment = read_segment(self._path, newest=True)
+        if segment.torn_bytes:
+            os.ftruncate(self._fd, segment.readable_bytes)
+            os.fsync(self._fd)
+            self.repaired = (
+                f"{self._path}: cut {segment.torn_bytes} bytes of an unfinished write after line {len(segment.records)}"
+            )
+        self._size = segment.readable_bytes
+        if segment.records:
+            self._seq = segment.records[-1].seq
+
+    def close(self) -> None:
+        """Give the folder free. Nothing is lost without it: every append has already been handed to the system."""
+        with self._lock:
+            if self._fd >= 0:
+                os.fsync(self._fd)
+                os.close(self._fd)
+                os.close(self._lock_file)
+                self._fd = -1
+
+    def append(self, event: Event, *, durable: bool) -> int:
+        """See ports.Journal."""
+        with self._lock:
+            line = encode_line(Record(seq=self._seq + 1, event=event))
+            try:
+                _write(self._fd, line)
+                if durable:
+                    os.fsync(self._fd)
+            except OSError as error:
+                self._undo()
+                raise _cannot_write(self._path, error) from error
+            self._size += len(line)
+            self._seq += 1
+            return self._seq
+
+    def _undo(self) -> None:
+        """Take back a partial line, so that the next append does not make it damage in the middle."""
+        os.ftruncate(self._fd, self._size)
+
+    def read(self) -> Iterator[Record]:
+        """See ports.Journal: the newest segment, which begins with all beliefs up to then."""
+        return iter(read_segment(self._path, newest=True).records)
+
+    def roll(self, head: Callable[[], tuple[Event, ...]]) -> tuple[Record, ...]:
+        """See ports.Journal. Keeps the newest `keep` segments."""
+        with self._lock:
+            if self._size < self.segment_bytes:
+                return ()
+            records = tuple(Record(seq=self._seq + n, event=event) for n, event in enumerate(head(), start=1))
+            path = self.folder / f"{int(self._path.stem) + 1:08d}.jsonl"
+            data = b"".join(encode_line(record) for record in records)
+            try:
+                os.fsync(self._fd)
+                fd = _create_whole(path, data)
+            except OSError as error:
+                raise _cannot_write(path, error) from error
+            os.close(self._fd)
+            self._path, self._fd, self._size, self._seq = path, fd, len(data), records[-1].seq
+            for old in segments(self.folder)[: -self.keep]:
+                old.unlink()
+            return records
+
+
+def _create_whole(path: Path, data: bytes) -> int:
+    """A file that holds all of `data` or does not exist; returns it open for appending."""
+    partial = path.with_suffix(".part")
+    partial.unlink(missing_ok=True)
+    fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        _write(fd, data)
+        os.fsync(fd)
+        partial.rename(path)
+        _sync_folder(path.parent)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _lock_folder(folder: Path) -> int:
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise Misconfigured(
+            f"{folder}: another controller (process {owner}) writes this journal; stop it, or give another --journal",
+            "journal_locked",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
+
+
+def _cannot_write(path: Path, error: OSError) -> Transient:
+    remedy = "the disk is full: free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
+    return Transient(
+        f"{path}: cannot write the journal: {remedy}; nothing is acted on until it can", "journal_unwritable"
+    )
+
+
+@dataclass
+class MemoryJournal:
+    """ports.Journal in memory, for the simulated world: `records` is everything, nothing survives the process."""
+
+    records: list[Record] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def append(self, event: Event, *, durable: bool) -> int:  # noqa: ARG002
+        """See ports.Journal; memory is as durable as it gets here."""
+        with self._lock:
+            self.records.append(Record(seq=len(self.records) + 1, event=event))
+            return len(self.records)
+
+    def read(self) -> Iterator[Record]:
+        """See ports.Journal."""
+        return iter(tuple(self.records))
+
+    def roll(self, head: Callable[[], tuple[Event, ...]]) -> tuple[Record, ...]:  # noqa: ARG002
+        """Never: memory has no segments."""
+        return ()

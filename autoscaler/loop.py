@@ -1,0 +1,219 @@
+"""One tick: observe → journal → learn → forecast → decide → check → journal → act → journal.
+
+The same loop drives a Ray cluster, a cloud and the simulated world; it knows no difference. The clock is read once a
+tick and never goes back behind the journal. May not import an adapter, decide anything itself, or keep state that the
+journal does not hold.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from typing import Protocol, TypeVar
+
+from autoscaler.act import Act, Executor
+from autoscaler.core.check import check
+from autoscaler.core.decide import decide, to_message
+from autoscaler.core.demand import forecast
+from autoscaler.core.events import (
+    SCHEMA_VERSION,
+    CheckFailed,
+    Configured,
+    Event,
+    Forecasted,
+    Observed,
+    Opened,
+    Planned,
+    PolicyRefused,
+)
+from autoscaler.core.model import Missing, Observation, Plan, Shape
+from autoscaler.ledger import Ledger
+from autoscaler.ports import Clock, Cloud, Journal, Metrics, PortError, Serving
+from policies.model import PolicySet
+from serve_apps.wire import PlanMessage
+
+T = TypeVar("T")
+DEFAULT_TICK_S = 10.0
+STALE_AFTER_TICKS = 5.0  # a gateway or Serve that missed this many plans goes by its own rule
+STALE_AFTER_MIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy that loaded, with its engine shapes; `digest` is equal exactly when both are."""
+
+    policy: PolicySet
+    shapes: tuple[Shape, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A policy folder that does not load, and every reason why."""
+
+    problems: tuple[str, ...]
+
+
+class PolicySource(Protocol):
+    """Where the policy comes from."""
+
+    def poll(self, now_s: float) -> Policy | Broken | None:
+        """What is there now, when it changed since the last poll; None when it did not, or it is not time to look."""
+        ...
+
+
+class Telemetry(Protocol):
+    """Whoever wants to see the loop's events as they are journalled. May not raise."""
+
+    def event(self, event: Event) -> None:
+        """One more event."""
+        ...
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def event(self, event: Event) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Controller:
+    """The controller of one cluster. `advise` decides and journals as always, and does nothing."""
+
+    clock: Clock
+    metrics: Metrics
+    serving: Serving
+    cloud: Cloud
+    journal: Journal
+    policy_source: PolicySource
+    executor: Executor
+    telemetry: Telemetry = field(default_factory=Unwatched)
+    advise: bool = False
+    tick_s: float = DEFAULT_TICK_S
+    ledger: Ledger = field(init=False)
+    _opened: Opened | None = field(default=None, init=False)
+    _ticks: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.journal, lambda event: self.telemetry.event(event))
+
+    def tick(self) -> Plan | None:
+        """One round; returns what was decided, or None while no policy is known.
+
+        Raises Transient when the journal cannot be written; nothing that is not journalled has been done then.
+        """
+        if self._opened is None:
+            self.ledger.resume()
+        now_s = max(self.clock.now_s(), self.ledger.at_s)
+        opened = self._open(now_s)
+        self._take_policy(now_s)
+        policy = self.ledger.beliefs.policy
+        if policy is None:
+            return None
+        self._ticks += 1
+        observation = self._observe(now_s)
+        self._forecast(now_s)
+        plan_id = f"{opened.run_id}/{self._ticks}"
+        plan = decide(observation, policy, self.ledger.beliefs, now_s, plan_id)
+        violations = check(plan, observation, policy, beliefs=self.ledger.beliefs)
+        if violations:
+            self._fall_back(CheckFailed(at_s=now_s, plan_id=plan_id, violations=violations))
+        else:
+            self._carry_out(Planned(at_s=now_s, plan=plan))
+        return plan
+
+    def _open(self, now_s: float) -> Opened:
+        """Journal who writes, once; later only give the journal the chance to start a new segment."""
+        if self._opened is None:
+            opened = Opened(
+                at_s=now_s,
+                run_id=f"{int(now_s)}-{self.ledger.seq + 1}",  # no other run, of any journal, has this name
+                schema_version=SCHEMA_VERSION,
+                versions=versions(),
+            )
+            self.ledger.record(opened, durable=True)
+            self._opened = opened
+        else:
+            self.ledger.roll(replace(self._opened, at_s=now_s), now_s)
+        return self._opened
+
+    def _take_policy(self, now_s: float) -> None:
+        found = self.policy_source.poll(now_s)
+        if isinstance(found, Broken):
+            self.ledger.record(PolicyRefused(at_s=now_s, problems=found.problems))
+        elif found is not None and found.digest != self.ledger.beliefs.digest:
+            self.ledger.record(
+                Configured(at_s=now_s, policy=found.policy, shapes=found.shapes, digest=found.digest), durable=True
+            )
+
+    def _observe(self, now_s: float) -> Observation:
+        seen = Observation(
+            at_s=now_s,
+            loads=_guarded(lambda: self.metrics.loads(now_s)),
+            serving=_guarded(lambda: self.serving.observe(now_s)),
+            cloud=_guarded(lambda: self.cloud.describe(now_s)),
+        )
+        return self.ledger.record(Observed(at_s=now_s, observation=seen)).observation
+
+    def _forecast(self, now_s: float) -> None:
+        rows = forecast(self.ledger.beliefs, now_s)
+        if rows:
+            self.ledger.record(Forecasted(at_s=now_s, forecasts=rows))
+
+    def _carry_out(self, planned: Planned) -> None:
+        written = self.ledger.record(planned, durable=True)
+        if not self.advise:
+            self._act(written.at_s).carry_out(written.plan, self._message(written.plan, written.at_s))
+
+    def _fall_back(self, failed: CheckFailed) -> None:
+        """A plan that breaks an invariant is not acted on; the targets of the one before stay in force."""
+        self.ledger.record(failed, durable=True)
+        before = self.ledger.beliefs.last_plan
+        if before is not None and not self.advise:
+            self._act(failed.at_s).publish(before.id, self._message(before, failed.at_s))
+
+    def _act(self, now_s: float) -> Act:
+        return Act(
+            now_s=now_s,
+            serving=self.serving,
+            cloud=self.cloud,
+            record=self.ledger.record,
+            executor=self.executor,
+            offerings=self.ledger.beliefs.offers,
+        )
+
+    def _message(self, plan: Plan, now_s: float) -> PlanMessage:
+        beliefs = self.ledger.beliefs
+        assert beliefs.policy is not None
+        return to_message(
+            plan,
+            beliefs.policy,
+            beliefs,
+            run_id=beliefs.run_id,
+            seq=self._ticks,
+            now_s=now_s,
+            stale_after_s=max(STALE_AFTER_TICKS * self.tick_s, STALE_AFTER_MIN_S),
+        )
+
+
+def _guarded(call: Callable[[], T]) -> T | Missing:
+    """What a port says, or why it said nothing."""
+    try:
+        return call()
+    except PortError as error:
+        return Missing(why=f"{error.code}: {error}")
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """The software and the processor whose arithmetic a plan's last digits may depend on."""
+    packages = [(name, metadata.version(name)) for name in ("numpy", "pydantic", "quartermaster-serve")]
+    return (("python", platform.python_version()), *packages, ("cpu", _cpu_features()))
+
+
+def _cpu_features() -> str:
+    from numpy._core._multiarray_umath import __cpu_features__  # type: ignore[import-not-found]
+
+    return platform.machine() + "".join(f" {name}" for name, has in sorted(__cpu_features__.items()) if has)

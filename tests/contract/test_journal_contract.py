@@ -1,0 +1,238 @@
+"""ports.Journal on memory and on files; and what only files can suffer: kill -9, torn writes, damage, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoscaler.adapters import journal as files
+from autoscaler.adapters.journal import FileJournal, MemoryJournal, read_all
+from autoscaler.core.beliefs import EMPTY
+from autoscaler.core.events import Configured, Opened, PolicyRefused, Snapshot
+from autoscaler.core.snapshot import save
+from autoscaler.ports import Journal, Misconfigured, Transient
+from policies.model import PolicySet
+
+
+def note(number: int, text: str = "") -> PolicyRefused:
+    return PolicyRefused(at_s=float(number), problems=(f"note {number}{text}",))
+
+
+def head(at_s: float) -> tuple[Opened, Configured, Snapshot]:
+    return (
+        Opened(at_s=at_s, run_id="r", schema_version=1, versions=()),
+        Configured(at_s=at_s, policy=PolicySet(units=()), shapes=(), digest="d"),
+        Snapshot(at_s=at_s, beliefs_json=save(EMPTY)),
+    )
+
+
+@pytest.fixture(params=["memory", "files"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
+    if request.param == "memory":
+        yield MemoryJournal()
+    else:
+        journal = FileJournal(tmp_path / "journal")
+        yield journal
+        journal.close()
+
+
+def test_records_come_back_in_order_and_numbered_from_one(journal: Journal) -> None:
+    numbers = [journal.append(note(n), durable=n % 2 == 0) for n in range(5)]
+    assert numbers == [1, 2, 3, 4, 5]
+    assert [(record.seq, record.event) for record in journal.read()] == [(n + 1, note(n)) for n in range(5)]
+
+
+def test_text_of_any_kind_survives(journal: Journal) -> None:
+    event = PolicyRefused(at_s=0.1 + 0.2, problems=("line\nbreak \r \x1e ü 容量",))
+    journal.append(event, durable=True)
+    assert [record.event for record in journal.read()] == [event]
+
+
+def test_threads_share_one_numbering(journal: Journal) -> None:
+    def write(thread: int) -> None:
+        for n in range(50):
+            journal.append(note(thread * 1000 + n), durable=False)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = list(journal.read())
+    assert [record.seq for record in records] == list(range(1, 201))
+    assert {record.event.at_s for record in records} == {t * 1000.0 + n for t in range(4) for n in range(50)}
+
+
+def test_it_does_not_roll_before_it_is_full(journal: Journal) -> None:
+    journal.append(note(1), durable=True)
+
+    def never() -> tuple[Opened, ...]:
+        raise AssertionError("head was asked for")
+
+    assert journal.roll(never) == ()
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+def fill(folder: Path, count: int) -> None:
+    journal = FileJournal(folder)
+    for n in range(count):
+        journal.append(note(n), durable=True)
+    journal.close()
+
+
+def test_a_restart_goes_on_numbering(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    journal = FileJournal(tmp_path)
+    assert journal.repaired == ""
+    assert journal.append(note(9), durable=True) == 4
+
+
+def test_a_full_segment_makes_room_for_a_new_one_that_stands_alone(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, segment_bytes=400, keep=2)
+    rolled = 0
+    for n in range(40):
+        journal.append(note(n, "x" * 100), durable=True)
+        rolled += bool(journal.roll(lambda: head(0.0)))
+    assert rolled > 3
+    kinds = [record.event.kind for record in journal.read()]
+    assert kinds[:3] == ["opened", "configured", "snapshot"]
+    assert len(files.segments(tmp_path)) == 2
+    kept = [record.seq for record in read_all(tmp_path)]
+    assert kept == list(range(kept[0], kept[0] + len(kept)))
+    journal.close()
+    assert FileJournal(tmp_path).append(note(99), durable=True) == kept[-1] + 1
+
+
+def test_a_torn_tail_is_cut_off_at_every_length(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    path = tmp_path / "00000001.jsonl"
+    whole = path.read_bytes()
+    last = whole[: whole.rindex(b"\n", 0, -1) + 1]
+    for cut in range(len(last) + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert [record.seq for record in read_all(tmp_path)] == [1, 2]
+        journal = FileJournal(tmp_path)
+        assert f"cut {cut - len(last)} bytes" in journal.repaired
+        assert journal.append(note(7), durable=True) == 3
+        journal.close()
+        assert [record.event.at_s for record in read_all(tmp_path)] == [0.0, 1.0, 7.0]
+
+
+def test_zeros_after_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
+    fill(tmp_path, 2)
+    path = tmp_path / "00000001.jsonl"
+    path.write_bytes(path.read_bytes() + b"\0" * 512 + b"\n" + b"\0" * 10)
+    journal = FileJournal(tmp_path)
+    assert journal.repaired
+    assert [record.seq for record in journal.read()] == [1, 2]
+
+
+def test_a_wrong_checksum_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    path = tmp_path / "00000001.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"note", b"nope") + lines[2])
+    with pytest.raises(Misconfigured, match=r"00000001\.jsonl:2: journal damaged: a line is unreadable"):
+        FileJournal(tmp_path)
+    with pytest.raises(Misconfigured, match=r"00000001\.jsonl:2"):
+        list(read_all(tmp_path))
+
+
+def test_a_lost_line_is_noticed(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    path = tmp_path / "00000001.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+    with pytest.raises(Misconfigured, match=r":2: journal damaged: number 3 is out of order"):
+        FileJournal(tmp_path)
+
+
+def test_a_lost_segment_is_noticed(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, segment_bytes=10)
+    for n in range(3):
+        journal.append(note(n), durable=True)
+        journal.roll(lambda: head(0.0))
+    (tmp_path / "00000002.jsonl").unlink()
+    with pytest.raises(Misconfigured, match="a segment is missing"):
+        list(read_all(tmp_path))
+
+
+def test_a_second_controller_is_kept_out(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path)
+    with pytest.raises(Misconfigured, match=rf"another controller \(process {os.getpid()}\) writes this journal"):
+        FileJournal(tmp_path)
+    journal.close()
+    FileJournal(tmp_path).close()
+
+
+def test_a_folder_without_a_journal_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="no journal here"):
+        list(read_all(tmp_path))
+
+
+def test_a_folder_that_cannot_be_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Misconfigured, match="cannot keep a journal here"):
+        FileJournal(tmp_path / "file" / "journal")
+
+
+def test_a_full_disk_is_transient_and_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = FileJournal(tmp_path)
+    journal.append(note(1), durable=True)
+    write = os.write
+    room = [10]
+
+    def nearly_full(fd: int, data: memoryview) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(fd, data[: room[0]])
+        room[0] = 0
+        return written
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    with pytest.raises(Transient, match="the disk is full: free some space"):
+        journal.append(note(2), durable=True)
+    monkeypatch.undo()
+    assert journal.append(note(3), durable=True) == 2
+    assert [record.event.at_s for record in journal.read()] == [1.0, 3.0]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from autoscaler.adapters.journal import FileJournal
+from autoscaler.core.events import PolicyRefused
+journal = FileJournal(Path(sys.argv[1]))
+while True:
+    durable = journal.append(PolicyRefused(at_s=1.0, problems=("x" * 3000,)), durable=True)
+    sys.stdout.write(f"{durable}\\n")
+    sys.stdout.flush()
+    for n in range(3):
+        journal.append(PolicyRefused(at_s=1.0, problems=("y" * n * 5000,)), durable=False)
+"""
+
+
+def test_kill_9_twenty_times_loses_nothing_that_was_durable(tmp_path: Path) -> None:
+    promised = 0
+    for kill in range(20):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        for _ in range(1 + kill % 5):
+            promised = int(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read().splitlines()
+        writer.stdout.close()
+        writer.wait()
+        promised = max([promised, *(int(line) for line in rest if line.isdigit())])
+        journal = FileJournal(tmp_path)
+        assert [record.seq for record in read_all(tmp_path)][-1] >= promised
+        journal.close()
+    assert promised > 20
