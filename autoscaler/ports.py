@@ -1,8 +1,8 @@
 """The edges of the controller: what it asks of the world, and the only errors it hears back.
 
-Interfaces and error classes only; may not import an adapter, a vendor's package or the loop. An adapter translates every
-vendor exception into one of these classes; anything else that escapes is a defect of the adapter. Every method may be
-called from any thread. `tests/contract` runs one suite per port on every implementation.
+Interfaces and error classes only; may not import an adapter, a vendor's package or the loop. An adapter translates
+every vendor exception into one of these classes; anything else that escapes is a defect of the adapter. Every method
+may be called from any thread. `tests/contract` runs one suite per port on every implementation.
 """
 
 from __future__ import annotations
@@ -91,14 +91,16 @@ class Cloud(Protocol):
     """Where instances come from."""
 
     def describe(self, now_s: float) -> CloudView:
-        """Offerings, and all instances of this cluster, in one consistent-as-possible listing. Raises Transient, Throttled."""
+        """Offerings, and all instances of this cluster, in one consistent-as-possible listing. Raises Transient,
+        Throttled.
+        """
         ...
 
     def launch(self, offering: str, count: int, token: str) -> tuple[str, ...]:
         """Ask for `count` instances; returns the ids granted (at least one, maybe fewer than asked).
 
-        The same token in the same offering returns the same instances. Raises NoCapacity, Quota, Misconfigured, NotFound,
-        Refused, Throttled (all: nothing was launched) or Transient (nobody knows).
+        The same token in the same offering returns the same instances. Raises NoCapacity, Quota, Misconfigured,
+        NotFound, Refused, Throttled (all: nothing was launched) or Transient (nobody knows).
         """
         ...
 
@@ -118,9 +120,9 @@ class Journal(Protocol):
         """The current history, oldest first: from the last snapshot, or from the beginning."""
         ...
 
-    def roll(self, head: Callable[[], tuple[Event, ...]]) -> bool:
+    def roll(self, head: Callable[[], tuple[Event, ...]]) -> tuple[Record, ...]:
         """Start a new history with the events of `head()`, all or none, when the current one has grown enough.
 
-        True when it did. `head()` is only called then; it ends with a Snapshot. Raises Transient.
+        Returns the records written; none when it was not time, and `head` is not called then. Raises Transient.
         """
         ...
