@@ -1,0 +1,139 @@
+"""Who is served, who waits and who is turned away. The simulated world decides it with the same code as the gateway.
+
+Pure functions over small frozen states. May not read a clock, do I/O, import Ray or keep anything between calls:
+instants (seconds of any one monotonic clock) are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from .wire import ServiceRoute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A request as admission sees it. `priority`: larger = more important; `seq` is unique and grows with arrival."""
+
+    priority: int
+    arrived_at_s: float
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantState:
+    """One application now: replicas counted on, requests/s and requests in flight they carry, and those in flight."""
+
+    app: str
+    replicas: int
+    capacity_rps_per_replica: float
+    slots: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """One service now, as one gateway sees it. `gateways` >= 1 share the service's slots and its queue evenly."""
+
+    now_s: float
+    queued: int
+    variants: tuple[VariantState, ...]
+    gateways: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Start the request on `app` now."""
+
+    app: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Wait for a slot until `until_s`. `cold` when no replica at all is counted on."""
+
+    until_s: float
+    cold: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """Turn the request away; the caller may come back after `retry_after_s` seconds."""
+
+    retry_after_s: float
+    why: str
+
+
+Verdict = Admit | Queue | Shed
+
+
+def rank(ticket: Ticket) -> tuple[int, float, int]:
+    """Sort key of the queue: most important first, then earliest, then lowest `seq`."""
+    return (-ticket.priority, ticket.arrived_at_s, ticket.seq)
+
+
+def order(queue: Iterable[Ticket]) -> tuple[Ticket, ...]:
+    """The queue in the order in which slots are given."""
+    return tuple(sorted(queue, key=rank))
+
+
+def share(total: int, gateways: int) -> int:
+    """One gateway's part of `total` slots or places; never zero of some, or a lone slot would serve one gateway only."""
+    return max(1, total // gateways) if total > 0 else 0
+
+
+def states(route: ServiceRoute, running: Mapping[str, int], *, gateways: int, fresh: bool) -> tuple[VariantState, ...]:
+    """The variants of `route` with this gateway's share of their slots.
+
+    With a fresh plan ready replicas are what counts. Without one nobody knows them, so each variant is given the slots
+    of its target (at least one replica's) and Serve's own queue holds the request until a replica is there; variants
+    that the last plan left at zero are used only when all are.
+    """
+    chosen = route.variants
+    if not fresh:
+        chosen = tuple(v for v in chosen if v.target_replicas or v.ready_replicas) or chosen
+    rows = []
+    for variant in chosen:
+        replicas = variant.ready_replicas if fresh else max(1, variant.target_replicas)
+        rows.append(
+            VariantState(
+                app=variant.app,
+                replicas=replicas,
+                capacity_rps_per_replica=variant.capacity_rps_per_replica,
+                slots=share(replicas * variant.max_concurrency_per_replica, gateways),
+                running=running.get(variant.app, 0),
+            )
+        )
+    return tuple(rows)
+
+
+def route(variants: Iterable[VariantState], exclude: Collection[str] = ()) -> str | None:
+    """The application for the next request: least loaded for its capacity, ties by name; None when no slot is free."""
+    free = [v for v in variants if v.replicas > 0 and v.running < v.slots and v.app not in exclude]
+    return min(free, key=_load).app if free else None
+
+
+def admit(request: Ticket, state: ServiceState, policy: ServiceRoute) -> Verdict:
+    """What to do with `request`, which stands outside the queue of `state`.
+
+    It starts only when nobody waits, waits while the queue has room and its time is not up, and is shed otherwise. A
+    service that does not list ``queue`` among its sacrifices never waits for a busy replica, only for the first one.
+    """
+    app = route(state.variants) if not state.queued else None
+    if app is not None:
+        return Admit(app=app)
+    until_s = request.arrived_at_s + policy.queue_timeout_s
+    cold = not any(v.replicas > 0 for v in state.variants)
+    if state.now_s >= until_s:
+        return Shed(retry_after_s=policy.retry_after_s, why="queue_timeout")
+    if state.queued >= share(policy.max_queued, state.gateways):
+        return Shed(retry_after_s=policy.retry_after_s, why="queue_full")
+    if not cold and "queue" not in policy.sacrifice:
+        return Shed(retry_after_s=policy.retry_after_s, why="no_free_slot")
+    return Queue(until_s=until_s, cold=cold)
+
+
+def _load(variant: VariantState) -> tuple[float, str]:
+    capacity = variant.replicas * variant.capacity_rps_per_replica
+    return ((variant.running + 1) / capacity if capacity > 0 else float("inf"), variant.app)

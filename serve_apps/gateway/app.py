@@ -1,0 +1,191 @@
+"""HTTP in front of a Gateway: OpenAI's endpoints as a Starlette application.
+
+May not import Ray: the tests run it in-process against a fake engine. The two POST endpoints are plain ASGI, because a
+chunk should cost one `send` and nothing else, and because a caller who leaves must stop the engine at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any
+from uuid import uuid4
+
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from .core import Gateway
+from .metrics import registry
+from .openai import MAX_BODY_BYTES, Answer, ApiError, Call, error_frame, parse, usage
+
+_JSON = [(b"content-type", b"application/json")]
+_SSE = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
+    """The application. `lifespan` runs what must live beside it (the board's tasks)."""
+    started_s = int(time.time())
+    metrics = registry(gateway)
+
+    async def models(_: Request) -> Response:
+        rows = [
+            {"id": key, "object": "model", "created": started_s, "owned_by": key.partition("/")[0]}
+            for key in gateway.models()
+        ]
+        return JSONResponse({"object": "list", "data": rows})
+
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "plan": gateway.plan_state, "plan_age_s": round(gateway.plan_age_s(), 3)})
+
+    async def metrics_text(_: Request) -> Response:
+        return PlainTextResponse(generate_latest(metrics), media_type="text/plain; version=0.0.4")
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", _Completions(gateway, chat=True), methods=["POST"]),
+            Route("/v1/completions", _Completions(gateway, chat=False), methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/healthz", healthz),
+            Route("/metrics", metrics_text),
+        ],
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+        lifespan=lifespan,
+    )
+
+
+class _Completions:
+    """POST /v1/chat/completions or /v1/completions."""
+
+    def __init__(self, gateway: Gateway, *, chat: bool) -> None:
+        self._gateway = gateway
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await _read_body(scope, receive)
+            if body is None:
+                return
+            call = parse(body, chat=self._chat)
+        except ApiError as error:
+            await _send_error(send, error)
+            return
+        answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
+        answer = Answer(call, answer_id, int(time.time()))
+        serve = self._stream if call.stream else self._whole
+        await _while_connected(receive, serve(call, answer, answer_id, send))
+
+    async def _stream(self, call: Call, answer: Answer, answer_id: str, send: Send) -> None:
+        started = False
+        try:
+            async with aclosing(self._gateway.run(call, answer_id)) as chunks:
+                async for chunk in chunks:
+                    frames = answer.text(chunk["text"]) if chunk["text"] or not chunk["finish_reason"] else b""
+                    if not started:
+                        await send({"type": "http.response.start", "status": 200, "headers": _SSE})
+                        frames = answer.first() + frames
+                        started = True
+                    if chunk["finish_reason"]:
+                        frames += answer.last(
+                            chunk["finish_reason"], usage(chunk["input_tokens"], chunk["output_tokens"])
+                        )
+                    await send({"type": "http.response.body", "body": frames, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ApiError as error:
+            if started:
+                await send({"type": "http.response.body", "body": error_frame(error), "more_body": False})
+            else:
+                await _send_error(send, error)
+
+    async def _whole(self, call: Call, answer: Answer, answer_id: str, send: Send) -> None:
+        texts: list[str] = []
+        last: dict[str, Any] = {}
+        try:
+            async with aclosing(self._gateway.run(call, answer_id)) as chunks:
+                async for last in chunks:
+                    texts.append(last["text"])
+        except ApiError as error:
+            await _send_error(send, error)
+            return
+        tokens = usage(last["input_tokens"], last["output_tokens"])
+        await _send(send, 200, answer.body("".join(texts), last["finish_reason"], tokens), _JSON)
+
+
+async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
+    """The body, at most MAX_BODY_BYTES of it (ApiError 413); None when the caller left."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > MAX_BODY_BYTES:
+            raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise _too_large()
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="body_too_large")
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`; stop it when the caller disconnects, or when Serve cancels the request."""
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        task.cancel()
+        await asyncio.gather(task, left, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send_error(send: Send, error: ApiError) -> None:
+    headers = list(_JSON)
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    await _send(send, error.status, error.json(), headers)
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    wrong = ApiError(error.status_code, f"{error.detail}.", code="not_found" if error.status_code == 404 else None)
+    return Response(wrong.json(), error.status_code, headers=error.headers, media_type="application/json")
+
+
+async def _internal_error(_: Request, error: Exception) -> Response:
+    wrong = ApiError(500, f"The gateway failed: {type(error).__name__}.", kind="server_error", code="internal_error")
+    return Response(wrong.json(), 500, media_type="application/json")

@@ -1,0 +1,141 @@
+"""The gateway on Ray Serve: engines behind deployment handles, the board behind its actor, HTTP behind the ingress.
+
+Imported only where Ray Serve runs (`serve_apps.gateway.build`): this is the only module of the gateway that knows Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ray import serve
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+
+from serve_apps.board import get_board
+from serve_apps.wire import GATEWAY_DEPLOYMENT, ServiceRoute
+
+from .app import make_app
+from .core import Chunk, EngineFailed, EngineRefused, Gateway
+from .link import linked
+
+_log = logging.getLogger("ray.serve")
+
+
+class GatewayArgs(BaseModel):
+    """Arguments of the application. `services` are the routes until a plan arrives, if one ever does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    services: tuple[ServiceRoute, ...] = ()
+    num_replicas: int = Field(default=1, ge=1)
+    max_ongoing_requests: int = Field(default=10_000, ge=1)  # the gateway sheds by policy, long before Serve would
+    on_head_node: bool = True  # a reclaimed instance must not take the door of every service with it
+
+
+class ServeBackend:
+    """Engines reached through Serve handles, one cached handle an application."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, DeploymentHandle[Any]] = {}
+
+    async def generate(self, app: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
+        """See `core.Backend`."""
+        ended = False
+        response = None
+        try:
+            handle = self._handles.get(app) or await self._connect(app)
+            response = handle.remote(request)
+            async for chunk in response:
+                yield chunk
+            ended = True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            ended = True  # not ours: a replica that is shut down cancels what it still runs
+            raise EngineFailed("the replica gave the request up") from None
+        except Exception as error:
+            ended = True
+            raise _translate(app, error) from error
+        finally:
+            if response is not None and not ended:
+                response.cancel()
+
+    async def _connect(self, app: str) -> DeploymentHandle[Any]:
+        # Asks Serve's controller, which may be restarting: off the loop, so that only this request waits for it.
+        handle = await asyncio.to_thread(serve.get_app_handle, app)
+        return self._handles.setdefault(app, handle.options(stream=True, method_name="generate"))
+
+
+def _translate(app: str, error: Exception) -> Exception:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+    if isinstance(error, RayTaskError) and isinstance(cause, ValueError):
+        return EngineRefused(text)
+    _log.warning("%s failed: %s: %s", app, type(cause).__name__, text)
+    return EngineFailed(type(cause).__name__)
+
+
+class RayBoard:
+    """The board's actor, looked up again whenever a call fails."""
+
+    def __init__(self) -> None:
+        self._board: Any = None
+
+    async def aged_plan(self) -> tuple[float, bytes] | None:
+        """See `link.Board`."""
+        return await self._ask("aged_plan")  # type: ignore[no-any-return]
+
+    async def report(self, gateway_id: str, raw: bytes) -> None:
+        """See `link.Board`."""
+        await self._ask("report", gateway_id, raw)
+
+    async def report_ages_s(self) -> list[float]:
+        """See `link.Board`."""
+        return [age_s for age_s, _ in (await self._ask("reports")).values()]
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            if self._board is None:
+                self._board = await asyncio.to_thread(get_board, False)
+            return await getattr(self._board, method).remote(*args)
+        except Exception:
+            self._board = None
+            raise
+
+
+class Ingress:
+    """The deployment: Serve asks it for the ASGI application once it is constructed."""
+
+    def __init__(self, routes: tuple[ServiceRoute, ...]) -> None:
+        self._routes = routes
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        gateway = Gateway(ServeBackend(), self._routes)
+        board = RayBoard()
+        return make_app(gateway, lifespan=lambda _: linked(gateway, board))
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """The gateway as a Serve application. Raises ValueError that names every wrong argument."""
+    try:
+        wanted = GatewayArgs.model_validate(args)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"{GATEWAY_DEPLOYMENT}: {problems}") from None
+    options: dict[str, Any] = {"num_cpus": 0}
+    if wanted.on_head_node:
+        options["resources"] = {"node:__internal_head__": 0.001}
+    deployment = serve.deployment(
+        serve.ingress()(Ingress),
+        name=GATEWAY_DEPLOYMENT,
+        num_replicas=wanted.num_replicas,
+        max_ongoing_requests=wanted.max_ongoing_requests,
+        ray_actor_options=options,
+    )
+    return deployment.bind(wanted.services)
