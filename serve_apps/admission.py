@@ -79,7 +79,7 @@ def order(queue: Iterable[Ticket]) -> tuple[Ticket, ...]:
 
 
 def share(total: int, gateways: int) -> int:
-    """One gateway's part of `total` slots or places; never zero of some, or a lone slot would serve one gateway only."""
+    """One gateway's part of `total` slots or places; a lone slot is everyone's, never no one's."""
     return max(1, total // gateways) if total > 0 else 0
 
 

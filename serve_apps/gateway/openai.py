@@ -46,7 +46,7 @@ def rejected(message: str, param: str | None = None, code: str | None = None) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One valid request. `engine` is what the engine's `generate` gets, without its `request_id`; lower `priority` first."""
+    """One valid request. `engine` is the engine's request without its `request_id`; lower `priority` goes first."""
 
     chat: bool
     model: str
@@ -149,7 +149,7 @@ def _include_usage(body: Mapping[str, Any], *, stream: bool) -> bool:
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    """Silence would be a wrong answer: whoever asks for two choices, tools or log-probabilities must hear that none come."""
+    """Say no to what would be ignored: two choices, tools or log-probabilities would be missed by whoever asked."""
     for name in ("n", "best_of"):
         value = body.get(name)
         if value is not None and (isinstance(value, bool) or value != 1):
@@ -280,5 +280,5 @@ def usage(input_tokens: int, output_tokens: int) -> dict[str, int]:
 
 
 def error_frame(error: ApiError) -> bytes:
-    """An error after the first token: one SSE event, and no ``[DONE]``, so that nobody takes the answer for a whole one."""
+    """An error after the first token: one SSE event, and no ``[DONE]``: nobody shall take the answer for a whole one."""
     return b"data: " + error.json() + b"\n\n"
