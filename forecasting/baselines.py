@@ -1,7 +1,7 @@
 """Short forecasts of a rate from its recent samples: level, damped trend and a spread that is measured, never assumed.
 
-Pure; may not import a clock, a random generator, or anything that does I/O. Samples are unequally spaced and may have gaps:
-a gap is missing, not zero.
+Pure; may not import a clock, a random generator, or anything that does I/O. Samples are unequally spaced and may have
+gaps: a gap is missing, not zero.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def short_forecast(
 ) -> tuple[tuple[float, float], ...]:
     """Quantiles of the rate at `now_s + lead_s`, as `(quantile, rate)`; empty without samples in the trend window.
 
-    The level is the mean of the last minute. The trend is the least-squares slope of the bins, damped, and only ever added
-    to a level above zero: silence is never amplified. The spread is that of the bins about their line, at least the
-    sampling error of a Poisson count over the level window.
+    The level is the mean of the last minute. The trend is the least-squares slope of the bins, damped, and only ever
+    added to a level above zero: silence is never amplified. The spread is that of the bins about their line, at least
+    the sampling error of a Poisson count over the level window.
     """
     recent = [row for row in samples if now_s - TREND_WINDOW_S < row[0] <= now_s]
     if not recent:

@@ -1,7 +1,7 @@
 """The policy format: what a business unit wants, as frozen and strict models.
 
-Intent only: no gains, cadences or thresholds of the controller. Pure data: may not import YAML, a clock, or anything that
-does I/O (`policies.load` reads files). Every limit carries its unit in its name. Docs: docs/policies.md.
+Intent only: no gains, cadences or thresholds of the controller. Pure data: may not import YAML, a clock, or anything
+that does I/O (`policies.load` reads files). Every limit carries its unit in its name. Docs: docs/policies.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Overflow(Strict):
 
 
 class Event(Strict):
-    """Load known in advance. `starts_at` is ISO 8601 with a zone; `expected_rps` adds to the forecast while it lasts."""
+    """Load known in advance. `starts_at` is ISO 8601 with a zone; `expected_rps` adds to the forecast while it
+    lasts.
+    """
 
     name: Name
     starts_at: str

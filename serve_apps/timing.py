@@ -3,9 +3,9 @@
 Pure arithmetic shared by the capacity model, `engine_sim` and the simulated world. May not import Ray, a clock, or
 anything that does I/O.
 
-Source of the law and of its constants: fits to public vLLM silicon measurements (docs/performance.md). A decode step over
-B sequences that hold K thousand resident KV tokens takes ``a + b*B + c*K`` seconds; a mixture-of-experts model adds
-``moe_w * (1 - (1 - top_k/experts)**B)`` because a larger batch touches more experts. Prefill of L tokens takes
+Source of the law and of its constants: fits to public vLLM silicon measurements (docs/performance.md). A decode step
+over B sequences that hold K thousand resident KV tokens takes ``a + b*B + c*K`` seconds; a mixture-of-experts model
+adds ``moe_w * (1 - (1 - top_k/experts)**B)`` because a larger batch touches more experts. Prefill of L tokens takes
 ``prefill_fixed_s + L / prefill_tps``.
 """
 

@@ -1,11 +1,11 @@
 """What the controller, the gateways, Serve's policy and the nodes say to each other through the board.
 
 Pure data and names: may not import Ray, a clock, or anything that does I/O. Messages are JSON with a version; a reader
-that meets a newer major version keeps what it had (`decode` raises `WireError`). Ages are measured by the reader from the
-moment of receipt, so no two machines' clocks need to agree.
+that meets a newer major version keeps what it had (`decode` raises `WireError`). Ages are measured by the reader from
+the moment of receipt, so no two machines' clocks need to agree.
 
-Identifiers have one spelling each: a service is ``unit/service``, the Serve application that runs one of its variants is
-``unit.service.variant`` with the single deployment ``LLM_DEPLOYMENT``.
+Identifiers have one spelling each: a service is ``unit/service``, the Serve application that runs one of its variants
+is ``unit.service.variant`` with the single deployment ``LLM_DEPLOYMENT``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ GATEWAY_APP = "qm-gateway"
 GATEWAY_DEPLOYMENT = "Gateway"
 LLM_DEPLOYMENT = "LLM"
 
-# Labels of a Ray node that Quartermaster started. Offering = type, zone and market (and the reservation, when there is one).
+# Labels of a Ray node that Quartermaster started. Offering = type, zone and market (and the reservation, when there is
+# one).
 LABEL_INSTANCE_ID = "qm-instance-id"
 LABEL_OFFERING = "qm-offering"
 LABEL_INSTANCE_TYPE = "qm-instance-type"
@@ -85,7 +86,8 @@ class PlanMessage(_Message):
 
 
 class ServiceCounters(_Message):
-    """Cumulative counters of one gateway for one service since that gateway started, and two gauges (`queued`, `running`).
+    """Cumulative counters of one gateway for one service since that gateway started, and two gauges (`queued`,
+    `running`).
 
     `ttft_sum_s` and `tpot_sum_s` sum over `completed`; a request of fewer than two output tokens adds nothing to
     `tpot_count`.
@@ -153,7 +155,9 @@ def decode(kind: type[M], raw: bytes) -> M:
     try:
         message = kind.model_validate_json(raw)
     except ValidationError as error:
-        raise WireError(f"{kind.__name__}: {error.error_count()} problems, first: {error.errors()[0]['msg']}") from error
+        raise WireError(
+            f"{kind.__name__}: {error.error_count()} problems, first: {error.errors()[0]['msg']}"
+        ) from error
     version = getattr(message, "version", WIRE_VERSION)
     if version != WIRE_VERSION:
         raise WireError(f"{kind.__name__}: version {version}, this side speaks {WIRE_VERSION}")

@@ -17,8 +17,8 @@ from .reasons import Reason, ReasonCode, why
 
 UTILISATION: dict[Goal, float] = {"latency": 0.7, "throughput": 0.85, "cost": 0.9}
 KV_FILL = 0.8
-# A service nobody has called yet: the mean request of the Azure 2023 conversation trace (about 1,150 in, 210 out) is too
-# long for a small context, so it is bounded by a quarter of the model's own limit.
+# A service nobody has called yet: the mean request of the Azure 2023 conversation trace (about 1,150 in, 210 out) is
+# too long for a small context, so it is bounded by a quarter of the model's own limit.
 PRIOR_INPUT_TOKENS = 1150.0
 PRIOR_OUTPUT_TOKENS = 210.0
 

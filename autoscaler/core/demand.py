@@ -1,8 +1,8 @@
 """How much load each service must be ready for, at the end of the time it takes to get capacity.
 
-Pure; may not do I/O or read a clock. The lead is measured (boots and loads seen, at P90) with the catalogue's priors until
-then. A backlog is demand only at the rate that clears it within one lead: counting it whole is how others ask for forty
-replicas where eight are needed.
+Pure; may not do I/O or read a clock. The lead is measured (boots and loads seen, at P90) with the catalogue's priors
+until then. A backlog is demand only at the rate that clears it within one lead: counting it whole is how others ask
+for forty replicas where eight are needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the journal holds: every fact the controller learnt and every step it took, in order.
 
-Pure data; may not do I/O. Beliefs are a fold of these events (`core.learn`), so an event that is not here did not happen.
+Pure data; may not do I/O. Beliefs are a fold of these events (`core.learn`), so an event that is not here did not
+happen.
 """
 
 from __future__ import annotations
@@ -173,18 +174,6 @@ class ActFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All beliefs as JSON (`core.snapshot`) at the start of a segment: a restart folds from here."""
-
-    at_s: float
-    beliefs_json: str
-    kind: Literal["snapshot"] = "snapshot"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All beliefs at the start of a journal segment, as JSON: what came before is not needed to go on from here.
-
-    A string, because the type of beliefs depends on this module. `history.step` restores it; `learn` never needs it.
-    """
 
     at_s: float
     beliefs_json: str

@@ -1,7 +1,7 @@
 """`learn(beliefs, event) -> beliefs`: the only place where beliefs change.
 
-Pure; may not do I/O, read a clock or draw a random number (the jitter of a cooldown is a hash of what it concerns, so that
-a replay sees the same). A fold over the journal from `EMPTY` gives the beliefs of a controller that never stopped.
+Pure; may not do I/O, read a clock or draw a random number (the jitter of a cooldown is a hash of what it concerns, so
+that a replay sees the same). A fold over the journal from `EMPTY` gives the beliefs of a controller that never stopped.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .events import (
 )
 from .lifecycle import INTENT_TIMEOUT_S, InstanceState, advance, expired, seen_state
 from .model import CloudView, Idle, Measured, Missing, Node, Observation, ServiceLoad, ServingView, Signal
+from .snapshot import restore
 
 __all__ = ["EMPTY", "Beliefs", "fold", "learn"]
 
@@ -70,8 +71,6 @@ def _configured(beliefs: Beliefs, event: Configured) -> Beliefs:
 
 
 def _snapshot(_: Beliefs, event: Snapshot) -> Beliefs:
-    from .snapshot import restore  # imports Beliefs' schema, which is slow to build
-
     return restore(event.beliefs_json)
 
 
@@ -162,7 +161,8 @@ def _fails_together(beliefs: Beliefs, offering: str, error: RefusalClass) -> tup
         alike = [
             o.offering
             for o in beliefs.offers.values()
-            if (family(o.instance_type), o.market, o.region) == (family(asked.instance_type), asked.market, asked.region)
+            if (family(o.instance_type), o.market, o.region)
+            == (family(asked.instance_type), asked.market, asked.region)
         ]
     elif error in ("no_capacity", "refused"):
         alike = [o.offering for o in beliefs.offers.values() if o.pool == asked.pool]
@@ -172,12 +172,16 @@ def _fails_together(beliefs: Beliefs, offering: str, error: RefusalClass) -> tup
 
 
 def family(instance_type: str) -> str:
-    """The quota family of an EC2 type: ``p`` for p4d and p5, ``g`` for g5, g6 and g6e (AWS counts G and VT together)."""
+    """The quota family of an EC2 type: ``p`` for p4d and p5, ``g`` for g5, g6 and g6e (AWS counts G and VT
+    together).
+    """
     return instance_type[:1]
 
 
 def _cooldown_s(offering: str, error: RefusalClass, refusals_in_row: int) -> float:
-    """30 s doubling to 15 min, times 50–100 % by a hash of the offering and the count, so that pools do not march in step."""
+    """30 s doubling to 15 min, times 50–100 % by a hash of the offering and the count, so that pools do not march in
+    step.
+    """
     fixed = FIXED_COOLDOWN_S.get(error)
     if fixed is not None:
         return fixed
@@ -222,7 +226,11 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
                 lost = node is None or not node.alive
                 missing = (before.missing_since_s or cloud.at_s) if lost else None
                 now = _listed(before, seen_state(row, node), missing, row.reclaim_at_s, cloud.at_s)
-            if now.state is InstanceState.JOINED and before.state is not InstanceState.JOINED and row.offering in offers:
+            if (
+                now.state is InstanceState.JOINED
+                and before.state is not InstanceState.JOINED
+                and row.offering in offers
+            ):
                 kind = offers[row.offering].instance_type
                 boot_s[kind] = (*boot_s.get(kind, ()), cloud.at_s - row.launched_at_s)[-LEAD_SAMPLES:]
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):

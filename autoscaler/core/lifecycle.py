@@ -1,7 +1,7 @@
 """The life of an instance: which state may follow which, and how long each may last.
 
-Pure tables and functions; may not do I/O or read a clock. An instance is never believed further along than what the cloud
-and the cluster show; `advance` refuses a transition that the table does not hold.
+Pure tables and functions; may not do I/O or read a clock. An instance is never believed further along than what the
+cloud and the cluster show; `advance` refuses a transition that the table does not hold.
 
 Time-outs: EC2 lifecycle table in docs/capacity.md (requested 60 s a call, pending 5 min, running but not joined 15 min,
 terminating 5 min before the call is repeated).

@@ -1,8 +1,8 @@
 """The nouns of the decision: what is observed, what is believed of engine shapes, and what a plan says.
 
 Pure, frozen data. May not do I/O, read a clock, draw a random number or import an adapter. Instants are UTC seconds,
-identifiers are strings with one spelling each (`serve_apps.wire`). Everything here is written to the journal as JSON and
-read back to equal values, so a field is a float, int, str, bool, tuple or another class of this module.
+identifiers are strings with one spelling each (`serve_apps.wire`). Everything here is written to the journal as JSON
+and read back to equal values, so a field is a float, int, str, bool, tuple or another class of this module.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class Shape:
 class Demand:
     """Load a service must be ready for at the end of its lead, at quantile `quantile`.
 
-    `unheld_rps` is what this tick asks for; `arrival_rps` is the largest such figure of the hold window, which is planned
-    for. `replicas_floor` is the number of replicas that may not be undercut (policy, or blindness).
+    `unheld_rps` is what this tick asks for; `arrival_rps` is the largest such figure of the hold window, which is
+    planned for. `replicas_floor` is the number of replicas that may not be undercut (policy, or blindness).
     """
 
     service: str
@@ -191,7 +191,9 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Replicas of one variant: `wanted` with a place now or coming, `replicas` published (placeable now, high first)."""
+    """Replicas of one variant: `wanted` with a place now or coming, `replicas` published (placeable now, high
+    first).
+    """
 
     service: str
     variant: str

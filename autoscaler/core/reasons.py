@@ -39,11 +39,16 @@ class ReasonCode(StrEnum):
     EMPTY = "empty"  # drained_for_s
     DRAIN_DEADLINE = "drain_deadline"  # deadline_at_s
     LEFT_THE_CLUSTER = "left_the_cluster"  # gone_for_s
+    PREEMPTED = "preempted"  # replicas, priority
+    NOWHERE_TO_LAUNCH = "nowhere_to_launch"  # offerings
+    BLIND = "blind"  # repeated_targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """A cause and its numbers, in the order they were used. `subject` names an offering, an instance or a limit's owner."""
+    """A cause and its numbers, in the order they were used. `subject` names an offering, an instance or a limit's
+    owner.
+    """
 
     code: ReasonCode
     numbers: tuple[tuple[str, float], ...] = ()

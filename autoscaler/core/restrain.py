@@ -1,7 +1,7 @@
 """What keeps the plan still: hold windows in seconds.
 
-Pure; may not do I/O or read a clock. Capacity is held for as long as it would take to get it back: releasing sooner bets on
-a forecast over a time in which a mistake could not be mended.
+Pure; may not do I/O or read a clock. Capacity is held for as long as it would take to get it back: releasing sooner
+bets on a forecast over a time in which a mistake could not be mended.
 """
 
 from __future__ import annotations

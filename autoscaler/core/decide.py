@@ -1,0 +1,239 @@
+"""`decide(observation, policy, beliefs, now_s) -> Plan`: composes demand, capacity, placement and restraint.
+
+Pure and deterministic: no I/O, no clock, no randomness, no time limit. What is not seen is not changed: without a view
+of the cluster or of the cloud the last targets are repeated and nothing is launched, drained or terminated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from policies.model import PolicySet, Service
+from serve_apps.wire import app_name
+
+from .beliefs import Beliefs, InstanceBelief, ServiceBelief
+from .capacity import Capacity, capacity, mix_or_prior
+from .demand import boot_s, demands, load_s
+from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState, expired
+from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
+from .place import CLOSING_S, Berth, Need, Option, Order, Purse, place
+from .publish import to_message as to_message
+from .reasons import ReasonCode, why
+from .release import Presence, drains, terminates
+
+Present = Mapping[str, Counter[str]]  # replicas by application, by instance
+
+
+def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s: float, plan_id: str) -> Plan:
+    """The plan of one tick. `beliefs` have learnt `observation`; the same arguments give the same plan, byte for
+    byte.
+    """
+    serving, cloud = observation.serving, observation.cloud
+    if isinstance(serving, Missing):
+        return _repeat(beliefs, serving.why, now_s, plan_id)
+    if isinstance(cloud, Missing):
+        return _repeat(beliefs, cloud.why, now_s, plan_id)
+    presence = Presence.of(serving)
+    asked = demands(policy, beliefs, presence.by_service(), now_s)
+    usable = _berths(beliefs, presence, now_s)
+    orders, needs = place(_needs(asked, policy, beliefs), usable, beliefs, now_s)
+    return Plan(
+        id=plan_id,
+        at_s=now_s,
+        demands=asked,
+        targets=_targets(needs, usable, presence),
+        launches=_launches(orders, plan_id),
+        drains=drains(beliefs, usable, plan_id, now_s),
+        terminates=terminates(beliefs, usable, presence, plan_id, now_s),
+        routes=_routes(needs, serving),
+        shortfalls=_shortfalls(needs, beliefs, now_s),
+    )
+
+
+def _repeat(beliefs: Beliefs, blind_why: str, now_s: float, plan_id: str) -> Plan:
+    """The last plan's targets and routes, and no act."""
+    last = beliefs.last_plan or Plan(
+        id="", at_s=now_s, demands=(), targets=(), launches=(), drains=(), terminates=(), routes=(), shortfalls=()
+    )
+    reason = why(ReasonCode.BLIND, blind_why, repeated_targets=len(last.targets))
+    targets = tuple(replace(target, reasons=(reason,)) for target in last.targets)
+    return replace(last, id=plan_id, at_s=now_s, targets=targets, launches=(), drains=(), terminates=())
+
+
+def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tuple[Need, ...]:
+    shapes: dict[str, list[Shape]] = {}
+    for shape in beliefs.shapes:
+        shapes.setdefault(shape.service, []).append(shape)
+    purses = {unit.unit: Purse(unit=unit) for unit in policy.units}
+    needs = []
+    for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
+        known = beliefs.services.get(key, ServiceBelief())
+        options = tuple(Option(shape=s, capacity=_capacity(s, known, entry)) for s in shapes.get(key, ()))
+        needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options))
+    return tuple(needs)
+
+
+def _capacity(shape: Shape, known: ServiceBelief, entry: Service) -> Capacity:
+    mix = mix_or_prior(known.input_tokens, known.output_tokens, shape.timing)
+    return capacity(shape.timing, mix, entry.slo, entry.goal)
+
+
+def _berths(beliefs: Beliefs, presence: Presence, now_s: float) -> list[Berth]:
+    """Instances that may be given work: in the cluster and staying, or starting and not past their deadline."""
+    berths = []
+    for key in sorted(beliefs.instances):
+        instance = beliefs.instances[key]
+        offering = beliefs.offers.get(instance.offering)
+        if offering is not None and _usable(instance, offering, now_s):
+            berths.append(
+                Berth(
+                    instance_id=key,
+                    offering=offering,
+                    joined=instance.state is InstanceState.JOINED,
+                    launched_at_s=instance.launched_at_s,
+                    present=dict(presence.by_instance.get(key, {})),
+                )
+            )
+    for token, intent in sorted(beliefs.intents.items()):  # calls without an answer yet: they may be coming
+        offering = beliefs.offers.get(intent.offering)
+        if offering is not None and now_s - intent.tried_at_s <= INTENT_TIMEOUT_S:
+            berths += [
+                Berth(
+                    instance_id=f"{token}+{n}",
+                    offering=offering,
+                    joined=False,
+                    launched_at_s=intent.tried_at_s,
+                    present={},
+                )
+                for n in range(intent.count)
+            ]
+    return berths
+
+
+def _usable(instance: InstanceBelief, offering: Offering, now_s: float) -> bool:
+    if instance.reclaim_at_s is not None or instance.missing_since_s is not None:
+        return False
+    if offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
+        return False
+    if instance.state is InstanceState.JOINED:
+        return True
+    return instance.state in STARTING and not expired(instance.state, now_s - instance.since_s)
+
+
+def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -> tuple[Target, ...]:
+    """What to publish: replicas placed in the cluster, and those on leaving nodes until a successor is ready."""
+    here: Counter[str] = Counter()
+    for berth in berths:
+        if berth.joined:
+            here.update(berth.given)
+    staying = {berth.instance_id for berth in berths}
+    leaving, ready = presence.outside(staying), presence.ready_inside(staying)
+    rows = []
+    for need in needs:
+        wanted = _wanted(need, berths)
+        handover = _handover(need, wanted, here, leaving, ready)
+        for option in need.options:
+            app = option.app
+            placed = why(ReasonCode.PLACED, placed=here[app], wanted=wanted[app], leaving=handover[app])
+            rows.append(
+                Target(
+                    service=need.demand.service,
+                    variant=option.shape.variant,
+                    wanted=wanted[app],
+                    replicas=here[app] + handover[app],
+                    reasons=(placed, *option.capacity.reasons, *need.reasons),
+                )
+            )
+    return tuple(rows)
+
+
+def _handover(
+    need: Need, wanted: Counter[str], here: Counter[str], leaving: Counter[str], ready: Counter[str]
+) -> Counter[str]:
+    """Replicas on leaving nodes that must stay in the target because their successor, of any variant, is not ready.
+
+    Serve itself keeps a replica on a draining node until a successor of the same application runs, so those are not
+    counted twice.
+    """
+    apps = [option.app for option in need.options]
+    served_by_serve = {app: min(leaving[app], max(0, here[app] - ready[app])) for app in apps}
+    lacking = sum(wanted.values()) + _unplaced(need) - sum(ready[app] for app in apps) - sum(served_by_serve.values())
+    handover: Counter[str] = Counter()
+    for app in apps:
+        handover[app] = max(0, min(leaving[app] - served_by_serve[app], lacking))
+        lacking -= handover[app]
+    return handover
+
+
+def _wanted(need: Need, berths: list[Berth]) -> Counter[str]:
+    """Replicas of each of the need's applications with a place in the cluster, starting or ordered."""
+    wanted: Counter[str] = Counter()
+    apps = {option.app for option in need.options}
+    for berth in berths:
+        wanted.update({app: n for app, n in berth.given.items() if app in apps})
+    return wanted
+
+
+def _unplaced(need: Need) -> int:
+    """Replicas that have no place anywhere, in the variant that carries most."""
+    best = max(need.options, key=lambda option: option.capacity.rps, default=None)
+    return need.missing(best) if best is not None else 0
+
+
+def _launches(orders: tuple[Order, ...], plan_id: str) -> tuple[Launch, ...]:
+    return tuple(
+        Launch(
+            id=f"{plan_id}/{n}",
+            service=order.service,
+            variant=order.variant,
+            count=order.count,
+            alternates=order.alternates,
+            reasons=order.reasons,
+        )
+        for n, order in enumerate(orders)
+    )
+
+
+def _routes(needs: tuple[Need, ...], serving: ServingView) -> tuple[Route, ...]:
+    ready = Counter(app_name(r.service, r.variant) for r in serving.replicas if r.state == "ready")
+    return tuple(
+        Route(
+            service=need.demand.service,
+            variant=option.shape.variant,
+            ready=ready[option.app],
+            max_concurrency_per_replica=option.capacity.batch,
+            capacity_rps_per_replica=option.capacity.rps,
+        )
+        for need in needs
+        for option in need.options
+    )
+
+
+def _shortfalls(needs: tuple[Need, ...], beliefs: Beliefs, now_s: float) -> tuple[Shortfall, ...]:
+    rows = []
+    for need in needs:
+        missing = _unplaced(need)
+        if missing:
+            rows.append(
+                Shortfall(
+                    service=need.demand.service,
+                    replicas=missing,
+                    expected_at_s=_expected_at_s(need, beliefs, now_s),
+                    reasons=tuple(need.reasons),
+                )
+            )
+    return tuple(rows)
+
+
+def _expected_at_s(need: Need, beliefs: Beliefs, now_s: float) -> float | None:
+    """When a cooling offering may be asked again, plus boot and load; None when nothing would help."""
+    times = []
+    for option in need.options:
+        for name, belief in beliefs.offerings.items():
+            offer = beliefs.offers.get(name)
+            if offer is not None and offer.instance_type == option.shape.instance_type:
+                lead_s = boot_s(beliefs, option.shape) + load_s(beliefs, option.shape)
+                times.append(max(now_s, belief.cool_until_s) + lead_s)
+    return min(times, default=None)
