@@ -1,0 +1,8 @@
+"""Instance types, models and performance constants, with sources; and the engine shapes that follow for a policy."""
+
+from .load import load_catalogue
+from .model import Catalogue
+from .resolve import Resolved, resolve
+from .shapes import CatalogueProblems, shapes
+
+__all__ = ["Catalogue", "CatalogueProblems", "Resolved", "load_catalogue", "resolve", "shapes"]

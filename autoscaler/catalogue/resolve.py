@@ -1,0 +1,57 @@
+"""One call from a policy folder to everything that decisions need. Reads files only: may not act, log or look at a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoscaler.core.model import Shape
+from policies.load import Origin, PolicyProblems, load, origins
+from policies.model import PolicySet
+from policies.problems import Problem, Problems
+
+from .load import load_catalogue
+from .model import Catalogue
+from .shapes import CatalogueProblems, ShapeProblem, shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A policy folder that can be put in force."""
+
+    policy: PolicySet
+    catalogue: Catalogue
+    shapes: tuple[Shape, ...]
+
+
+def resolve(folder: Path) -> Resolved:
+    """The policies of `folder`, the catalogue with the folder's overrides, and the engine shapes of every variant.
+
+    Raises PolicyProblems with every problem of every file: syntax, limits, catalogue overrides, and variants that cannot be.
+    """
+    problems: list[Problem] = []
+    policy = catalogue = None
+    try:
+        policy = load(folder)
+    except PolicyProblems as error:
+        problems += error.problems
+    try:
+        catalogue = load_catalogue(folder)
+    except Problems as error:
+        problems += error.problems
+    if policy is None or catalogue is None:
+        raise PolicyProblems(problems)
+    try:
+        return Resolved(policy, catalogue, shapes(policy, catalogue))
+    except CatalogueProblems as error:
+        written = origins(folder)
+        raise PolicyProblems(_located(detail, written) for detail in error.details) from error
+
+
+def _located(detail: ShapeProblem, written: tuple[Origin, ...]) -> Problem:
+    """The problem at the line that wrote its key, or at the variant's first line where the key was left to its default."""
+    key = f"{detail.service}.{detail.key}"
+    parent = key.rpartition(".")[0]
+    where = next((origin for origin in written if origin.key == key), None)
+    where = where or next(origin for origin in written if origin.key.startswith(parent))
+    return Problem(where.file, where.line, f"{detail.service}.{detail.key}", detail.text)

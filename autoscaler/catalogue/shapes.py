@@ -1,0 +1,190 @@
+"""From a policy and the catalogue to engine shapes: does it fit, how fast is it, how long does it take to start.
+
+Pure; may not do I/O or read a clock. Constants are measured where the catalogue has them, otherwise a roofline estimate that
+says so in `Shape.source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autoscaler.core.model import Shape
+from policies.model import PolicySet, Service, Variant
+from policies.problems import suggestion
+from serve_apps.timing import Timing
+
+from .model import Catalogue, Gpu, InstanceType, Measurement, ModelCard
+
+USABLE_MEMORY_FRACTION = 0.9  # vLLM's gpu_memory_utilization
+ENGINE_MEMORY_BYTES = 3e9  # a GPU: CUDA context, activations, graphs
+MIN_CONTEXT_TOKENS = 2048  # less KV than this serves nobody
+MAX_NUM_SEQS = 256  # vLLM's default
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShapeProblem:
+    """One variant that cannot be. `key` is a path in the service, as in ``variants[h100].tp``."""
+
+    service: str
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.service}: {self.key}: {self.text}"
+
+
+class CatalogueProblems(ValueError):
+    """Variants that no hardware can run, or that the catalogue does not know: `problems` as text, `details` by key."""
+
+    def __init__(self, details: tuple[ShapeProblem, ...]) -> None:
+        self.details = details
+        self.problems: tuple[str, ...] = tuple(str(detail) for detail in details)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A variant with everything the catalogue says of it."""
+
+    variant: Variant
+    card: ModelCard
+    instance: InstanceType
+    gpu: Gpu
+    measured: Measurement | None
+
+    @property
+    def weight_bytes(self) -> float:
+        """Weights held by one node of the replica."""
+        return self.card.weight_bytes(self.variant.precision) / self.variant.nodes_per_replica
+
+    @property
+    def free_bytes(self) -> float:
+        """Memory for KV on one node's GPUs of the replica; negative when the weights do not fit."""
+        per_gpu = USABLE_MEMORY_FRACTION * self.gpu.memory_bytes - ENGINE_MEMORY_BYTES
+        return per_gpu * self.variant.tp - self.weight_bytes
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens of KV one replica holds. Ranks share the KV heads, but never split one; layers are split over nodes."""
+        if self.measured is not None and self.measured.kv_capacity_tokens is not None:
+            return self.measured.kv_capacity_tokens
+        shared = min(self.variant.tp, self.card.kv_heads or 1) / self.variant.tp
+        return max(0, int(self.free_bytes * shared * self.variant.nodes_per_replica / self.card.kv_bytes_per_token))
+
+
+def shapes(policy: PolicySet, catalogue: Catalogue) -> tuple[Shape, ...]:
+    """One Shape for every variant of every service, most important service first. Raises CatalogueProblems with all."""
+    found: list[Shape] = []
+    problems: list[ShapeProblem] = []
+    for key, _, service in policy.services():
+        for variant in service.variants:
+            wrong = [ShapeProblem(key, where, text) for where, text in _unknown(service, variant, catalogue)]
+            if not wrong:
+                place = _place(service, variant, catalogue)
+                wrong = [ShapeProblem(key, where, text) for where, text in _unfit(place)]
+                found.append(_shape(key, place, catalogue))
+            problems += wrong
+    if problems:
+        raise CatalogueProblems(tuple(sorted(set(problems))))
+    return tuple(found)
+
+
+def _place(service: Service, variant: Variant, catalogue: Catalogue) -> _Place:
+    instance = catalogue.instance_types[variant.instance_type]
+    measured = catalogue.measurement(service.model, instance.gpu, variant.tp, variant.precision)
+    return _Place(variant, catalogue.models[service.model], instance, catalogue.gpus[instance.gpu], measured)
+
+
+def _unknown(service: Service, variant: Variant, catalogue: Catalogue) -> Iterator[tuple[str, str]]:
+    remedy = "correct it, or add it to the catalogue/ folder beside the policies"
+    if service.model not in catalogue.models:
+        near = suggestion(service.model, catalogue.models)
+        yield "model", f"{service.model} is not in the catalogue; {near if near.startswith('did') else remedy}"
+    if variant.instance_type not in catalogue.instance_types:
+        near = suggestion(variant.instance_type, catalogue.instance_types)
+        text = f"{variant.instance_type} is not in the catalogue; {near if near.startswith('did') else remedy}"
+        yield f"variants[{variant.id}].instance_type", text
+
+
+def _unfit(place: _Place) -> Iterator[tuple[str, str]]:
+    """Why this variant cannot run, with figures."""
+    variant, card, gpus = place.variant, place.card, place.instance.gpus
+    key = f"variants[{variant.id}].tp"
+    if variant.tp > gpus:
+        yield key, f"is {variant.tp}, but {variant.instance_type} has {gpus} GPU{'s' * (gpus > 1)}; lower it, or take a larger type"
+        return
+    if card.heads % variant.tp:
+        yield key, f"is {variant.tp}, which does not divide the model's {card.heads} attention heads; choose one that does"
+        return
+    short_bytes = MIN_CONTEXT_TOKENS * card.kv_bytes_per_token - place.free_bytes
+    if place.kv_capacity_tokens < MIN_CONTEXT_TOKENS and short_bytes > 0:
+        weights_gb = place.weight_bytes / 1e9
+        yield key, (
+            f"the weights ({weights_gb:.1f} GB in {variant.precision}) with {MIN_CONTEXT_TOKENS} tokens of KV exceed {variant.tp} x "
+            f"{variant.instance_type} GPU by {short_bytes / 1e9:.1f} GB; raise tp, lower the precision, or take larger GPUs"
+        )
+
+
+def _shape(service: str, place: _Place, catalogue: Catalogue) -> Shape:
+    return Shape(
+        service=service,
+        variant=place.variant.id,
+        instance_type=place.variant.instance_type,
+        gpus=place.variant.tp,
+        nodes=place.variant.nodes_per_replica,
+        timing=_timing(place, catalogue),
+        load_prior_s=_load_s(place, catalogue),
+        boot_prior_s=place.instance.boot_s,
+        source=_source(place, catalogue),
+    )
+
+
+def _source(place: _Place, catalogue: Catalogue) -> str:
+    if place.measured is None:
+        return f"roofline estimate, not measured, +-{catalogue.roofline.uncertainty:.0%}"
+    return f"{', '.join(place.measured.source)}, +-{place.measured.uncertainty:.0%}"
+
+
+def _load_s(place: _Place, catalogue: Catalogue) -> float:
+    """Seconds from process start to ready: the weights of one node from storage, then the engine's own start."""
+    if place.measured is not None and place.measured.load_s is not None:
+        return place.measured.load_s
+    start = catalogue.start
+    init_s = start.engine_init_s + start.engine_init_s_per_layer * place.card.layers
+    return place.weight_bytes / start.weights_bytes_per_s + init_s
+
+
+def _timing(place: _Place, catalogue: Catalogue) -> Timing:
+    measured, card, kv_tokens = place.measured, place.card, place.kv_capacity_tokens
+    constants = _roofline(place, catalogue) if measured is None else measured
+    context = measured.max_model_len if measured is not None else None
+    return Timing(
+        a_s=constants.a_s,
+        b_s_per_seq=constants.b_s_per_seq,
+        c_s_per_ktoken=constants.c_s_per_ktoken,
+        prefill_tps=constants.prefill_tps,
+        prefill_fixed_s=constants.prefill_fixed_s,
+        moe_w_s=constants.moe_w_s,
+        moe_active_fraction=card.experts_per_token / card.experts,
+        max_num_seqs=(measured.max_num_seqs if measured is not None else None) or MAX_NUM_SEQS,
+        kv_capacity_tokens=kv_tokens,
+        max_model_len=context or min(card.max_position, kv_tokens),  # vLLM does not start when one full context does not fit
+    )
+
+
+def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
+    """The estimate: reading the active weights and the KV at a fraction of the bandwidth, prefill at one of the tensor rate."""
+    roof, card, ranks = catalogue.roofline, place.card, place.variant.tp * place.variant.nodes_per_replica
+    bandwidth = ranks * place.gpu.bandwidth_gb_per_s * 1e9
+    weights = card.weight_bytes(place.variant.precision)
+    active = weights * card.active_params_b / card.params_b
+    token_s = 2.0 * card.active_params_b * 1e9 / (ranks * place.gpu.bf16_tflops * 1e12 * roof.prefill_tensor_fraction)
+    talk_s = roof.tp_step_s_per_layer * card.layers if ranks > 1 else 0.0
+    return Timing(
+        a_s=active / (bandwidth * roof.decode_bandwidth_fraction) + talk_s,
+        b_s_per_seq=token_s / 4.0,  # a decode step's arithmetic mostly hides behind its reads
+        c_s_per_ktoken=1000.0 * card.kv_bytes_per_token / (bandwidth * roof.kv_bandwidth_fraction),
+        prefill_tps=1.0 / token_s,
+        moe_w_s=(weights - active) / (bandwidth * roof.decode_bandwidth_fraction),
+    )

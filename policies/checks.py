@@ -1,0 +1,144 @@
+"""Limits that contradict each other although each is allowed. Pure; may not do I/O or read a clock.
+
+Every check yields the keys it compared and what to do; the first key is the one reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from .model import Event, Service, Unit
+from .problems import Path
+
+Finding = tuple[tuple[str, ...], Path, str]  # top-level keys compared, path to report, text
+OWNED_MARKETS = ("on_demand", "odcr", "block")
+
+
+def service_findings(service: Service) -> Iterator[Finding]:
+    """Everything contradictory in one service."""
+    for check in (_replicas, _idle, _slo, _markets, _overflow, _sacrifice, _variants, _events, _repeats):
+        yield from check(service)
+
+
+def unit_findings(unit: Unit) -> Iterator[Finding]:
+    """Everything contradictory in one unit as a whole; its services are checked by `service_findings`."""
+    if not unit.services:
+        yield ("services",), ("services",), "is empty; give at least one service, or remove the file"
+    for first, index, name in _twice(service.name for service in unit.services):
+        text = f"the service {name} is named twice, also as item {first + 1} of the list; rename or remove one"
+        yield ("services",), ("services", index, "name"), text
+    floor_gpus = sum(service.min_replicas * _least_gpus(service) for service in unit.services)
+    if unit.quota_gpus is not None and floor_gpus > unit.quota_gpus:
+        text = (
+            f"is {unit.quota_gpus}, but the services' min_replicas need {floor_gpus} GPUs; raise it, or lower min_replicas"
+        )
+        yield ("quota_gpus", "services"), ("quota_gpus",), text
+
+
+def _replicas(service: Service) -> Iterator[Finding]:
+    most = service.max_replicas
+    for key in ("min_replicas", "warm_replicas", "on_demand_floor"):
+        value = getattr(service, key)
+        if value > most:
+            yield (key, "max_replicas"), (key,), f"is {value}, more than max_replicas {most}; lower it, or raise max_replicas"
+
+
+def _idle(service: Service) -> Iterator[Finding]:
+    for key in ("min_replicas", "warm_replicas"):
+        value = getattr(service, key)
+        if service.scale_to_zero and value > 0:
+            text = f"is true, but {key} is {value}; set {key}: 0, or scale_to_zero: false"
+            yield ("scale_to_zero", key), ("scale_to_zero",), text
+
+
+def _slo(service: Service) -> Iterator[Finding]:
+    slo = service.slo
+    for key in ("e2e_s", "deadline_s"):
+        whole_s = getattr(slo, key)
+        if whole_s is not None and slo.ttft_s is not None and whole_s < slo.ttft_s:
+            text = f"is {whole_s:g}, less than ttft_s {slo.ttft_s:g}, which it includes; raise it, or lower ttft_s"
+            yield ("slo",), ("slo", key), text
+    if service.goal == "latency" and slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
+        yield ("slo", "goal"), ("slo",), "sets no limit although the goal is latency; give ttft_s, tpot_s or e2e_s"
+
+
+def _markets(service: Service) -> Iterator[Finding]:
+    if not service.markets:
+        yield ("markets",), ("markets",), "is empty; name at least one market, or leave the key out"
+    elif service.on_demand_floor and not set(service.markets) & set(OWNED_MARKETS):
+        text = f"is {service.on_demand_floor}, but markets allow none of {', '.join(OWNED_MARKETS)}; add one, or set it to 0"
+        yield ("on_demand_floor", "markets"), ("on_demand_floor",), text
+
+
+def _overflow(service: Service) -> Iterator[Finding]:
+    users = [key for key in ("sacrifice", "markets") if "overflow" in getattr(service, key)]
+    if service.overflow is None:
+        for key in users:
+            yield (key, "overflow"), (key,), "names overflow, but there is no overflow block; add one with its url, or drop it"
+    elif not users:
+        text = "is never used; add overflow to sacrifice or markets, or remove the block"
+        yield ("overflow", "sacrifice", "markets"), ("overflow",), text
+
+
+def _sacrifice(service: Service) -> Iterator[Finding]:
+    if "smaller_variant" in service.sacrifice and len(service.variants) < 2:
+        text = "names smaller_variant, but there are not two variants; add a variant, or drop it"
+        yield ("sacrifice", "variants"), ("sacrifice",), text
+
+
+def _variants(service: Service) -> Iterator[Finding]:
+    if not service.variants:
+        yield ("variants",), ("variants",), "is empty; give at least one variant"
+    for first, index, name in _twice(variant.id for variant in service.variants):
+        text = f"the variant {name} is named twice, also as item {first + 1} of the list; rename or remove one"
+        yield ("variants",), ("variants", index, "id"), text
+    if not service.instance_types:
+        return
+    keys, used = ("instance_types", "variants"), {variant.instance_type for variant in service.variants}
+    for index, name in enumerate(service.instance_types):
+        if name not in used:
+            yield keys, ("instance_types", index), f"{name} is used by no variant; add a variant for it, or remove it"
+    for index, variant in enumerate(service.variants):
+        if variant.instance_type not in service.instance_types:
+            text = f"{variant.instance_type} is not in instance_types; add it there, or remove the variant"
+            yield keys, ("variants", index, "instance_type"), text
+
+
+def _events(service: Service) -> Iterator[Finding]:
+    for first, index, name in _twice(event.name for event in service.events):
+        text = f"the event {name} is named twice, also as item {first + 1} of the list; rename or remove one"
+        yield ("events",), ("events", index, "name"), text
+    for index, event in enumerate(service.events):
+        text = _date_problem(event)
+        if text:
+            yield ("events",), ("events", index, "starts_at"), text
+
+
+def _date_problem(event: Event) -> str:
+    example = "write it like 2026-12-24T18:00:00+01:00"
+    try:
+        instant = datetime.fromisoformat(event.starts_at)
+    except ValueError:
+        return f'"{event.starts_at}" is not a date and time; {example}'
+    return f'"{event.starts_at}" has no time zone; {example}' if instant.tzinfo is None else ""
+
+
+def _repeats(service: Service) -> Iterator[Finding]:
+    for key in ("markets", "zones", "instance_types", "sacrifice"):
+        for _, index, value in _twice(getattr(service, key)):
+            yield (key,), (key, index), f"{value} is listed twice; remove one"
+
+
+def _twice(names: Iterable[str]) -> Iterator[tuple[int, int, str]]:
+    """First index, index and name of every name that came before."""
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if name in first:
+            yield first[name], index, name
+        first.setdefault(name, index)
+
+
+def _least_gpus(service: Service) -> int:
+    """GPUs of the smallest variant."""
+    return min((variant.tp * variant.nodes_per_replica for variant in service.variants), default=0)

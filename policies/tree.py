@@ -1,0 +1,168 @@
+"""YAML as plain values with the line of every key. Reads files; may not import yaml's constructors or build any object.
+
+Hostile input is refused before anything is built from it: files over 1 MiB, aliases (the root of expansion bombs), tags
+(the root of code execution) and nesting over 24 levels. Keys must be text and unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from .problems import Path, Problem
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 24
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = yaml.constructor.SafeConstructor()
+
+
+@dataclass(slots=True)
+class Document:
+    """One file's values, the line of each path in it, and what was wrong with it (then `data` holds what could be read)."""
+
+    file: str
+    data: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def line(self, path: Path) -> int:
+        """The line of `path`, or of its nearest parent that was written."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 1)
+
+    def problem(self, path: Path, text: str) -> Problem:
+        """A problem at `path`."""
+        return Problem(self.file, self.line(path), spell(path, self.data), text)
+
+
+def spell(path: Path, data: Any) -> str:
+    """``services[chat].slo.ttft_s``: list items by their name or id where they have one, else by index."""
+    words = ""
+    for step in path:
+        item = data[step] if _has(data, step) else None
+        if isinstance(step, int):
+            label = next((item[key] for key in ("name", "id") if isinstance(item, dict) and isinstance(item.get(key), str)), step)
+            words += f"[{label}]"
+        else:
+            words += f".{step}" if words else step
+        data = item
+    return words
+
+
+def read(path: FilePath) -> Document:
+    """The document in `path`. Never raises for the content or for a file that cannot be read: see `problems`."""
+    name = str(path)
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        return _broken(name, 1, f"cannot be read ({error.strerror}); check the path and its permissions")
+    if len(raw) > MAX_BYTES:
+        return _broken(name, 1, "is larger than 1 MiB; a file of this kind takes a few KiB, so check what it is")
+    try:
+        return parse(raw.decode(), name)
+    except UnicodeDecodeError as error:
+        return _broken(name, raw.count(b"\n", 0, error.start) + 1, "is not UTF-8 text; save it as UTF-8")
+
+
+def parse(text: str, file: str) -> Document:
+    """The document in `text`; never raises."""
+    try:
+        refusal = next(_refusals(text), None)
+        node = None if refusal else yaml.compose(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as error:
+        return _broken(file, _line_of(error), f"is not valid YAML: {_reason(error)}; mend the syntax")
+    if refusal:
+        return _broken(file, *refusal)
+    document = Document(file)
+    if node is not None:
+        document.data = _value(node, (), document)
+    return document
+
+
+def _refusals(text: str) -> Iterator[tuple[int, str]]:
+    """Line and reason of everything in the event stream that is never built."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            yield line, "uses a YAML alias (*name); write the value out"
+        elif getattr(event, "tag", None):
+            yield line, f"uses the YAML tag {event.tag}; write plain values"
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            yield line, f"is nested deeper than {MAX_DEPTH} levels; check the brackets"
+
+
+def _value(node: yaml.Node, path: Path, document: Document) -> Any:
+    document.lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, document)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, index), document) for index, item in enumerate(node.value)]
+    return _scalar(node, path, document)
+
+
+def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line, key = key_node.start_mark.line + 1, key_node.value
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
+            shown = key if isinstance(key, str) else "a list or a map"
+            document.problems.append(
+                Problem(document.file, line, spell(path, None), f"the key {shown} is not text; put it in quotes")
+            )
+        elif key in values:
+            first = document.lines[(*path, key)]
+            document.problems.append(
+                Problem(document.file, line, spell((*path, key), None), f"is given twice, first in line {first}; keep one")
+            )
+        else:
+            document.lines[(*path, key)] = line
+            values[key] = _value(value_node, (*path, key), document)
+    return values
+
+
+def _scalar(node: yaml.Node, path: Path, document: Document) -> Any:
+    """Text, number, truth value or null. Dates stay text: the models say what they should look like."""
+    kind = node.tag.removeprefix(_TAG)
+    try:
+        if kind == "int":
+            return _SCALARS.construct_yaml_int(node)
+        if kind == "float":
+            return _SCALARS.construct_yaml_float(node)
+    except (ValueError, OverflowError):
+        text = "is a number too long to read; shorten it"
+        document.problems.append(Problem(document.file, node.start_mark.line + 1, spell(path, None), text))
+        return None
+    if kind == "bool":
+        return _SCALARS.construct_yaml_bool(node)
+    return None if kind == "null" else node.value
+
+
+def _has(data: Any, step: str | int) -> bool:
+    if isinstance(data, list):
+        return isinstance(step, int) and step < len(data)
+    return isinstance(data, dict) and step in data
+
+
+def _broken(file: str, line: int, text: str) -> Document:
+    return Document(file, problems=[Problem(file, line, "", text)])
+
+
+def _line_of(error: yaml.YAMLError) -> int:
+    mark = getattr(error, "problem_mark", None)
+    return mark.line + 1 if mark else 1
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    return str(getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable").strip()

@@ -1,0 +1,100 @@
+"""Pydantic's errors in human words, with the line of the file they come from. May not do I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from .problems import Path, suggestion
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a map of keys and values",
+    "model_type": "a map of keys and values",
+    "model_attributes_type": "a map of keys and values",
+}
+_LIMITS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_PATTERNS = {
+    r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "is not a name; use lower-case letters, digits and inner hyphens",
+    r"^https?://": "is not a web address; start it with http:// or https://",
+}
+
+
+def translate(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[Path, str]]:
+    """Path and human text of every problem pydantic found while reading `model`."""
+    for detail in error.errors(include_url=False):
+        yield detail["loc"], _text(detail, model)
+
+
+def _text(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
+    kind, given, context = detail["type"], detail.get("input"), detail.get("ctx", {})
+    if kind == "missing":
+        return "is missing; add it"
+    if kind == "extra_forbidden":
+        return f"is not a known key; {suggestion(str(detail['loc'][-1]), _keys(model, detail['loc'][:-1]))}"
+    if kind == "literal_error":
+        words = [word.strip("'\"") for word in str(context["expected"]).replace(" or ", ", ").split(", ")]
+        return f"{show(given)} is not allowed; {suggestion(str(given), words)}"
+    if kind in _LIMITS:
+        bound, phrase = _LIMITS[kind]
+        return f"is {show(given)}; it must be {phrase} {context[bound]:g}"
+    if kind in _KINDS:
+        hint = "; put it in quotes" if kind == "string_type" and isinstance(given, int | float) else "; correct it"
+        return f"must be {_KINDS[kind]}, not {show(given)}{hint}"
+    return _other(kind, given, context, str(detail["msg"]))
+
+
+def _other(kind: str, given: Any, context: Mapping[str, Any], message: str) -> str:
+    if kind == "string_pattern_mismatch":
+        return f"{show(given)} {_PATTERNS.get(str(context['pattern']), 'has the wrong form; correct it')}"
+    if kind == "string_too_long":
+        return f"is longer than {context['max_length']} characters; shorten it"
+    if kind in ("string_too_short", "too_short"):
+        return "is empty; give at least one"
+    if kind == "finite_number":
+        return "must be a finite number; correct it"
+    return f"{message[:1].lower()}{message[1:]}; correct it"
+
+
+def show(value: Any) -> str:
+    """A value as it would be written in YAML, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list | tuple):
+        return "a list" if not isinstance(value, dict) else "a map"
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
+    """Known keys of the model found at `path` below `model`."""
+    found: Any = model
+    for step in path:
+        if isinstance(step, str) and isinstance(found, type) and issubclass(found, BaseModel) and step in found.model_fields:
+            found = _inner(found.model_fields[step].annotation)
+    return tuple(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else ()
+
+
+def _inner(annotation: Any) -> Any:
+    """The model inside ``tuple[Model, ...]``, ``dict[str, Model]`` or ``Model | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _inner(part)) is not None), None)
