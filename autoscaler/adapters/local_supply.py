@@ -16,6 +16,7 @@ from policies.model import Market, Strict
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0.0)]
+LabelValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$", max_length=63)]
 Key = Annotated[str, Field(min_length=1)]
 
 ICE = "InsufficientInstanceCapacity"
@@ -28,8 +29,8 @@ class OfferingConfig(Strict):
 
     offering: Key
     pool: Key
-    instance_type: Key
-    zone: Key
+    instance_type: LabelValue
+    zone: LabelValue
     region: str = ""
     market: Market = "on_demand"
     gpus: Count
