@@ -21,10 +21,10 @@ E = TypeVar("E", bound=Event)
 
 @dataclass
 class Ledger:
-    """`on_event` sees each event once, in the order of the journal. `at_s` is the newest instant journalled."""
+    """`on_event` sees each new event, in order, with what is believed after it; `at_s` is the newest instant."""
 
     journal: Journal
-    on_event: Callable[[Event], None]
+    on_event: Callable[[Event, Beliefs], None]
     beliefs: Beliefs = EMPTY
     at_s: float = 0.0
     seq: int = 0
@@ -45,7 +45,7 @@ class Ledger:
         with self._lock:
             self.seq = self.journal.append(written, durable=durable)
             self._learn(written)
-            self.on_event(written)
+            self.on_event(written, self.beliefs)
         return written
 
     def roll(self, opened: Opened, now_s: float) -> None:

@@ -14,6 +14,7 @@ from importlib import metadata
 from typing import Protocol, TypeVar
 
 from autoscaler.act import Act, Executor
+from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.check import check
 from autoscaler.core.decide import decide, to_message
 from autoscaler.core.demand import forecast
@@ -28,10 +29,9 @@ from autoscaler.core.events import (
     Planned,
     PolicyRefused,
 )
-from autoscaler.core.model import Missing, Observation, Plan, Shape
+from autoscaler.core.model import Missing, Observation, Plan
 from autoscaler.ledger import Ledger
-from autoscaler.ports import Clock, Cloud, Journal, Metrics, PortError, Serving
-from policies.model import PolicySet
+from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, PolicySource, PortError, Serving
 from serve_apps.wire import PlanMessage
 
 T = TypeVar("T")
@@ -40,42 +40,18 @@ STALE_AFTER_TICKS = 5.0  # a gateway or Serve that missed this many plans goes b
 STALE_AFTER_MIN_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """A policy that loaded, with its engine shapes; `digest` is equal exactly when both are."""
-
-    policy: PolicySet
-    shapes: tuple[Shape, ...]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
-    """A policy folder that does not load, and every reason why."""
-
-    problems: tuple[str, ...]
-
-
-class PolicySource(Protocol):
-    """Where the policy comes from."""
-
-    def poll(self, now_s: float) -> Policy | Broken | None:
-        """What is there now, when it changed since the last poll; None when it did not, or it is not time to look."""
-        ...
-
-
 class Telemetry(Protocol):
     """Whoever wants to see the loop's events as they are journalled. May not raise."""
 
-    def event(self, event: Event) -> None:
-        """One more event."""
+    def event(self, event: Event, beliefs: Beliefs) -> None:
+        """One more event, and what is believed after it."""
         ...
 
 
 class Unwatched:
     """Nobody looks."""
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Event, beliefs: Beliefs) -> None:
         """Nothing."""
 
 
@@ -98,7 +74,7 @@ class Controller:
     _ticks: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.journal, lambda event: self.telemetry.event(event))
+        self.ledger = Ledger(self.journal, self.telemetry.event)
 
     def tick(self) -> Plan | None:
         """One round; returns what was decided, or None while no policy is known.

@@ -8,10 +8,12 @@ may be called from any thread. `tests/contract` runs one suite per port on every
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from autoscaler.core.events import Event, Record
-from autoscaler.core.model import CloudView, ServiceLoad, ServingView
+from autoscaler.core.model import CloudView, ServiceLoad, ServingView, Shape
+from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
 
 
@@ -125,4 +127,28 @@ class Journal(Protocol):
 
         Returns the records written; none when it was not time, and `head` is not called then. Raises Transient.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy that loaded, with its engine shapes; `digest` is equal exactly when both are."""
+
+    policy: PolicySet
+    shapes: tuple[Shape, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A policy folder that does not load, and every reason why."""
+
+    problems: tuple[str, ...]
+
+
+class PolicySource(Protocol):
+    """Where the policy comes from."""
+
+    def poll(self, now_s: float) -> Policy | Broken | None:
+        """What is there now, when it changed since the last poll; None when it did not, or it is not time to look."""
         ...
