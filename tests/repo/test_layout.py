@@ -90,6 +90,11 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     assert [link for link in local if not (document.parent / link).exists()] == []
 
 
+def test_documents_that_are_mentioned_anywhere_exist() -> None:
+    mentioned = {(name, each) for name, text in texts() for each in re.findall(r"\bdocs/[\w-]+\.md", text)}
+    assert {(name, each) for name, each in mentioned if not (ROOT / each).exists()} == set()
+
+
 def imported(path: Path) -> Iterator[str]:
     """Top-level names that a Python file imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
