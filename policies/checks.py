@@ -30,9 +30,7 @@ def unit_findings(unit: Unit) -> Iterator[Finding]:
         yield ("services",), ("services", index, "name"), text
     floor_gpus = sum(service.min_replicas * _least_gpus(service) for service in unit.services)
     if unit.quota_gpus is not None and floor_gpus > unit.quota_gpus:
-        text = (
-            f"is {unit.quota_gpus}, but the services' min_replicas need {floor_gpus} GPUs; raise it, or lower min_replicas"
-        )
+        text = f"is {unit.quota_gpus}, but min_replicas of the services need {floor_gpus} GPUs; raise it, or lower them"
         yield ("quota_gpus", "services"), ("quota_gpus",), text
 
 
@@ -41,7 +39,11 @@ def _replicas(service: Service) -> Iterator[Finding]:
     for key in ("min_replicas", "warm_replicas", "on_demand_floor"):
         value = getattr(service, key)
         if value > most:
-            yield (key, "max_replicas"), (key,), f"is {value}, more than max_replicas {most}; lower it, or raise max_replicas"
+            yield (
+                (key, "max_replicas"),
+                (key,),
+                f"is {value}, more than max_replicas {most}; lower it, or raise max_replicas",
+            )
 
 
 def _idle(service: Service) -> Iterator[Finding]:
@@ -67,7 +69,8 @@ def _markets(service: Service) -> Iterator[Finding]:
     if not service.markets:
         yield ("markets",), ("markets",), "is empty; name at least one market, or leave the key out"
     elif service.on_demand_floor and not set(service.markets) & set(OWNED_MARKETS):
-        text = f"is {service.on_demand_floor}, but markets allow none of {', '.join(OWNED_MARKETS)}; add one, or set it to 0"
+        kinds = ", ".join(OWNED_MARKETS)
+        text = f"is {service.on_demand_floor}, but markets allow none of {kinds}; add one, or set it to 0"
         yield ("on_demand_floor", "markets"), ("on_demand_floor",), text
 
 
@@ -75,7 +78,11 @@ def _overflow(service: Service) -> Iterator[Finding]:
     users = [key for key in ("sacrifice", "markets") if "overflow" in getattr(service, key)]
     if service.overflow is None:
         for key in users:
-            yield (key, "overflow"), (key,), "names overflow, but there is no overflow block; add one with its url, or drop it"
+            yield (
+                (key, "overflow"),
+                (key,),
+                "names overflow, but there is no overflow block; add one with its url, or drop it",
+            )
     elif not users:
         text = "is never used; add overflow to sacrifice or markets, or remove the block"
         yield ("overflow", "sacrifice", "markets"), ("overflow",), text

@@ -1,7 +1,7 @@
 """Reads a folder of policy files into a `PolicySet`, reporting every problem of every file at once.
 
-The package's defaults lie under each unit, the unit's own values above them; `origins` says where each value in force was
-written. Reads files only: may not act, log or look at a clock.
+The package's defaults lie under each unit, the unit's own values above them; `origins` says where each value in force
+was written. Reads files only: may not act, log or look at a clock.
 """
 
 from __future__ import annotations
@@ -73,9 +73,15 @@ def _load(folder: FilePath) -> tuple[PolicySet, list[_Draft]]:
 
 def _files(folder: FilePath) -> list[FilePath]:
     if not folder.is_dir():
-        text = "is a file; give the folder that holds it" if folder.exists() else "does not exist; give a folder of policy files"
+        text = (
+            "is a file; give the folder that holds it"
+            if folder.exists()
+            else "does not exist; give a folder of policy files"
+        )
         raise PolicyProblems([Problem(str(folder), 1, "", text)])
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and not path.name.startswith("."))
+    files = sorted(
+        path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
+    )
     if not files:
         raise PolicyProblems([Problem(str(folder), 1, "", "holds no .yaml file; add one file for each business unit")])
     return files
@@ -119,7 +125,11 @@ def _validate(draft: _Draft) -> Iterator[tuple[Path, str]]:
             bad = {path[0] for path, _ in found}
             yield from ((("services", index, *path), text) for path, text in _kept(service_findings(service), bad))
             services.append(service)
-    given = {**draft.data, "services": []} if "services" in draft.data and isinstance(draft.data["services"], list) else draft.data
+    given = (
+        {**draft.data, "services": []}
+        if "services" in draft.data and isinstance(draft.data["services"], list)
+        else draft.data
+    )
     unit, found = _build(Unit, given)
     yield from found
     if unit is not None:
@@ -137,7 +147,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _build(model: type[M], data: Any) -> tuple[M | None, list[tuple[Path, str]]]:
-    """The model in `data` and its problems; broken keys are replaced by defaults so that the other keys can be checked."""
+    """The model in `data` and its problems; broken keys fall back to defaults so that the other keys can be checked."""
     try:
         return model.model_validate_json(json.dumps(data)), []
     except ValidationError as error:

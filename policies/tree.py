@@ -17,13 +17,14 @@ from .problems import Path, Problem
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
+MAX_NUMBER_LENGTH = 40
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = yaml.constructor.SafeConstructor()
 
 
 @dataclass(slots=True)
 class Document:
-    """One file's values, the line of each path in it, and what was wrong with it (then `data` holds what could be read)."""
+    """One file's values, the line of each path in it, and what was wrong with it; `data` holds what could be read."""
 
     file: str
     data: Any = None
@@ -47,7 +48,9 @@ def spell(path: Path, data: Any) -> str:
     for step in path:
         item = data[step] if _has(data, step) else None
         if isinstance(step, int):
-            label = next((item[key] for key in ("name", "id") if isinstance(item, dict) and isinstance(item.get(key), str)), step)
+            label = next(
+                (item[key] for key in ("name", "id") if isinstance(item, dict) and isinstance(item.get(key), str)), step
+            )
             words += f"[{label}]"
         else:
             words += f".{step}" if words else step
@@ -90,11 +93,12 @@ def _refusals(text: str) -> Iterator[tuple[int, str]]:
     """Line and reason of everything in the event stream that is never built."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        tag = getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
             yield line, "uses a YAML alias (*name); write the value out"
-        elif getattr(event, "tag", None):
-            yield line, f"uses the YAML tag {event.tag}; write plain values"
+        elif tag:
+            yield line, f"uses the YAML tag {tag}; write plain values"
         elif isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -118,14 +122,12 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str
         line, key = key_node.start_mark.line + 1, key_node.value
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != f"{_TAG}str":
             shown = key if isinstance(key, str) else "a list or a map"
-            document.problems.append(
-                Problem(document.file, line, spell(path, None), f"the key {shown} is not text; put it in quotes")
-            )
+            text = f"the key {shown} is not text; put it in quotes"
+            document.problems.append(Problem(document.file, line, spell(path, None), text))
         elif key in values:
             first = document.lines[(*path, key)]
-            document.problems.append(
-                Problem(document.file, line, spell((*path, key), None), f"is given twice, first in line {first}; keep one")
-            )
+            text = f"is given twice, first in line {first}; keep one"
+            document.problems.append(Problem(document.file, line, spell((*path, key), None), text))
         else:
             document.lines[(*path, key)] = line
             values[key] = _value(value_node, (*path, key), document)
@@ -133,20 +135,21 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str
 
 
 def _scalar(node: yaml.Node, path: Path, document: Document) -> Any:
-    """Text, number, truth value or null. Dates stay text: the models say what they should look like."""
-    kind = node.tag.removeprefix(_TAG)
-    try:
-        if kind == "int":
-            return _SCALARS.construct_yaml_int(node)
-        if kind == "float":
-            return _SCALARS.construct_yaml_float(node)
-    except (ValueError, OverflowError):
-        text = "is a number too long to read; shorten it"
-        document.problems.append(Problem(document.file, node.start_mark.line + 1, spell(path, None), text))
+    """Text, number, truth value or null. Dates and YAML 1.1's base-60 numbers (12:30) stay the text they look like."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise TypeError(f"not a YAML scalar: {node}")
+    kind, text = node.tag.removeprefix(_TAG), node.value
+    if kind in ("int", "float") and len(text) > MAX_NUMBER_LENGTH:
+        words = "is a number too long to read; shorten it"
+        document.problems.append(Problem(document.file, node.start_mark.line + 1, spell(path, None), words))
         return None
+    if kind == "int" and ":" not in text:
+        return _SCALARS.construct_yaml_int(node)
+    if kind == "float" and ":" not in text:
+        return _SCALARS.construct_yaml_float(node)
     if kind == "bool":
         return _SCALARS.construct_yaml_bool(node)
-    return None if kind == "null" else node.value
+    return None if kind == "null" else text
 
 
 def _has(data: Any, step: str | int) -> bool:

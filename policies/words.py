@@ -88,7 +88,12 @@ def _keys(model: type[BaseModel], path: Path) -> tuple[str, ...]:
     """Known keys of the model found at `path` below `model`."""
     found: Any = model
     for step in path:
-        if isinstance(step, str) and isinstance(found, type) and issubclass(found, BaseModel) and step in found.model_fields:
+        if (
+            isinstance(step, str)
+            and isinstance(found, type)
+            and issubclass(found, BaseModel)
+            and step in found.model_fields
+        ):
             found = _inner(found.model_fields[step].annotation)
     return tuple(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else ()
 

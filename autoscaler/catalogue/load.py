@@ -1,7 +1,7 @@
-"""Reads the catalogue's three files and a policy folder's overrides. Reads files only: may not act, log or look at a clock.
+"""Reads the catalogue's three files and a policy folder's overrides. May not act, log or look at a clock.
 
-An override file has the name of the file it changes and lies in `catalogue/` beside the policies. Maps are merged key by
-key, so one price can be changed alone; measurements are added and win over the package's for the same shape.
+An override file has the name of the file it changes and lies in `catalogue/` beside the policies. Maps are merged key
+by key, so one price can be changed alone; measurements are added and win over the package's for the same shape.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def load_catalogue(overrides: Path | None = None) -> Catalogue:
         problems += [_stranger(folder / name) for name in names if name not in FILES]
         documents += [tree.read(folder / name) for name in FILES if name in names]
     problems += [problem for document in documents for problem in document.problems]
-    problems += [document.problem((), "holds no keys; remove it, or fill it") for document in documents if _empty(document)]
+    problems += [
+        document.problem((), "holds no keys; remove it, or fill it") for document in documents if _empty(document)
+    ]
     if problems:
         raise CatalogueFileProblems(problems)
     return _validated(documents)
@@ -62,7 +64,9 @@ def _validated(documents: list[tree.Document]) -> Catalogue:
     try:
         catalogue = Catalogue.model_validate_json(json.dumps(merged))
     except ValidationError as error:
-        raise CatalogueFileProblems(_located(path, text, documents, origin) for path, text in translate(error, Catalogue)) from error
+        raise CatalogueFileProblems(
+            _located(path, text, documents, origin) for path, text in translate(error, Catalogue)
+        ) from error
     problems = [_located(path, text, documents, origin) for path, text in _dangling(catalogue)]
     if problems:
         raise CatalogueFileProblems(problems)
@@ -113,9 +117,15 @@ def _dangling(catalogue: Catalogue) -> Iterator[tuple[tuple[str | int, ...], str
                 yield (*path, "source"), f"{name} is not in sources; {suggestion(name, catalogue.sources)}"
     for name, instance in catalogue.instance_types.items():
         if instance.gpu not in catalogue.gpus:
-            yield ("instance_types", name, "gpu"), f"{instance.gpu} is not in gpus; {suggestion(instance.gpu, catalogue.gpus)}"
+            yield (
+                ("instance_types", name, "gpu"),
+                f"{instance.gpu} is not in gpus; {suggestion(instance.gpu, catalogue.gpus)}",
+            )
     for index, row in enumerate(catalogue.measurements):
         if row.gpu != "any" and row.gpu not in catalogue.gpus:
             yield ("measurements", index, "gpu"), f"{row.gpu} is not in gpus; {suggestion(row.gpu, catalogue.gpus)}"
         if row.model not in catalogue.models:
-            yield ("measurements", index, "model"), f"{row.model} is not in models; {suggestion(row.model, catalogue.models)}"
+            yield (
+                ("measurements", index, "model"),
+                f"{row.model} is not in models; {suggestion(row.model, catalogue.models)}",
+            )

@@ -1,4 +1,4 @@
-"""One call from a policy folder to everything that decisions need. Reads files only: may not act, log or look at a clock."""
+"""One call from a policy folder to everything that decisions need. Reads files; may not act, log or look at a clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Resolved:
 def resolve(folder: Path) -> Resolved:
     """The policies of `folder`, the catalogue with the folder's overrides, and the engine shapes of every variant.
 
-    Raises PolicyProblems with every problem of every file: syntax, limits, catalogue overrides, and variants that cannot be.
+    Raises PolicyProblems with every problem of every file: syntax, limits, catalogue overrides, impossible variants.
     """
     problems: list[Problem] = []
     policy = catalogue = None
@@ -49,7 +49,7 @@ def resolve(folder: Path) -> Resolved:
 
 
 def _located(detail: ShapeProblem, written: tuple[Origin, ...]) -> Problem:
-    """The problem at the line that wrote its key, or at the variant's first line where the key was left to its default."""
+    """The problem at the line that wrote its key, or at its parent's first line where the default is in force."""
     key = f"{detail.service}.{detail.key}"
     parent = key.rpartition(".")[0]
     where = next((origin for origin in written if origin.key == key), None)

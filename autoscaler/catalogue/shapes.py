@@ -1,7 +1,7 @@
 """From a policy and the catalogue to engine shapes: does it fit, how fast is it, how long does it take to start.
 
-Pure; may not do I/O or read a clock. Constants are measured where the catalogue has them, otherwise a roofline estimate that
-says so in `Shape.source`.
+Pure; may not do I/O or read a clock. Constants are measured where the catalogue has them, otherwise a roofline estimate
+that says so in `Shape.source`.
 """
 
 from __future__ import annotations
@@ -65,12 +65,17 @@ class _Place:
         return per_gpu * self.variant.tp - self.weight_bytes
 
     @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes a token takes of `free_bytes`: ranks share KV heads but never split one, nodes share layers."""
+        copies = self.variant.tp / min(self.variant.tp, self.card.kv_heads or 1)
+        return self.card.kv_bytes_per_token * copies / self.variant.nodes_per_replica
+
+    @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens of KV one replica holds. Ranks share the KV heads, but never split one; layers are split over nodes."""
+        """Tokens of KV one replica holds."""
         if self.measured is not None and self.measured.kv_capacity_tokens is not None:
             return self.measured.kv_capacity_tokens
-        shared = min(self.variant.tp, self.card.kv_heads or 1) / self.variant.tp
-        return max(0, int(self.free_bytes * shared * self.variant.nodes_per_replica / self.card.kv_bytes_per_token))
+        return max(0, int(self.free_bytes / self.kv_bytes_per_token))
 
 
 def shapes(policy: PolicySet, catalogue: Catalogue) -> tuple[Shape, ...]:
@@ -112,18 +117,19 @@ def _unfit(place: _Place) -> Iterator[tuple[str, str]]:
     variant, card, gpus = place.variant, place.card, place.instance.gpus
     key = f"variants[{variant.id}].tp"
     if variant.tp > gpus:
-        yield key, f"is {variant.tp}, but {variant.instance_type} has {gpus} GPU{'s' * (gpus > 1)}; lower it, or take a larger type"
+        count = f"{gpus} GPU{'s' * (gpus > 1)}"
+        yield key, f"is {variant.tp}, but {variant.instance_type} has {count}; lower it, or take a larger type"
         return
     if card.heads % variant.tp:
-        yield key, f"is {variant.tp}, which does not divide the model's {card.heads} attention heads; choose one that does"
+        yield key, f"is {variant.tp}, which does not divide the model's {card.heads} attention heads; choose another"
         return
-    short_bytes = MIN_CONTEXT_TOKENS * card.kv_bytes_per_token - place.free_bytes
-    if place.kv_capacity_tokens < MIN_CONTEXT_TOKENS and short_bytes > 0:
-        weights_gb = place.weight_bytes / 1e9
-        yield key, (
-            f"the weights ({weights_gb:.1f} GB in {variant.precision}) with {MIN_CONTEXT_TOKENS} tokens of KV exceed {variant.tp} x "
-            f"{variant.instance_type} GPU by {short_bytes / 1e9:.1f} GB; raise tp, lower the precision, or take larger GPUs"
+    if place.kv_capacity_tokens < MIN_CONTEXT_TOKENS:
+        short_gb = (MIN_CONTEXT_TOKENS * place.kv_bytes_per_token - place.free_bytes) / 1e9
+        need = (
+            f"{place.weight_bytes / 1e9:.1f} GB of {variant.precision} weights with {MIN_CONTEXT_TOKENS} tokens of KV"
         )
+        have = f"{variant.tp} GPU{'s' * (variant.tp > 1)} of {variant.instance_type}"
+        yield key, f"{need} exceed {have} by {short_gb:.1f} GB; raise tp, lower the precision, or take larger GPUs"
 
 
 def _shape(service: str, place: _Place, catalogue: Catalogue) -> Shape:
@@ -169,12 +175,13 @@ def _timing(place: _Place, catalogue: Catalogue) -> Timing:
         moe_active_fraction=card.experts_per_token / card.experts,
         max_num_seqs=(measured.max_num_seqs if measured is not None else None) or MAX_NUM_SEQS,
         kv_capacity_tokens=kv_tokens,
-        max_model_len=context or min(card.max_position, kv_tokens),  # vLLM does not start when one full context does not fit
+        max_model_len=context
+        or min(card.max_position, kv_tokens),  # vLLM does not start when one full context does not fit
     )
 
 
 def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
-    """The estimate: reading the active weights and the KV at a fraction of the bandwidth, prefill at one of the tensor rate."""
+    """The estimate: active weights and KV at a fraction of the bandwidth, prefill at a fraction of the tensor rate."""
     roof, card, ranks = catalogue.roofline, place.card, place.variant.tp * place.variant.nodes_per_replica
     bandwidth = ranks * place.gpu.bandwidth_gb_per_s * 1e9
     weights = card.weight_bytes(place.variant.precision)
