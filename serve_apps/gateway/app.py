@@ -49,7 +49,8 @@ def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
         return JSONResponse({"object": "list", "data": rows})
 
     async def healthz(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "plan": gateway.plan_state, "plan_age_s": round(gateway.plan_age_s(), 3)})
+        state = {"plan": gateway.plan_state, "plan_age_s": round(gateway.plan_age_s(), 3), "gateways": gateway.gateways}
+        return JSONResponse({"status": "ok"} | state)
 
     async def metrics_text(_: Request) -> Response:
         return PlainTextResponse(generate_latest(metrics), media_type="text/plain; version=0.0.4")

@@ -76,6 +76,11 @@ class Gateway:
         return self._now_s() - self._received_at_s
 
     @property
+    def gateways(self) -> int:
+        """Gateways that share the slots, this one included."""
+        return self._around.gateways
+
+    @property
     def plan_state(self) -> str:
         """``none``, ``fresh`` or ``stale``."""
         return "none" if self.plan is None else "fresh" if self._around.fresh else "stale"

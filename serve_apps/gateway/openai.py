@@ -280,5 +280,5 @@ def usage(input_tokens: int, output_tokens: int) -> dict[str, int]:
 
 
 def error_frame(error: ApiError) -> bytes:
-    """An error after the first token: one SSE event, and no ``[DONE]``: nobody shall take the answer for a whole one."""
+    """An error after the first token: one SSE event, and no ``[DONE]``, so that it is not taken for whole."""
     return b"data: " + error.json() + b"\n\n"

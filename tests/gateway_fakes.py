@@ -1,0 +1,219 @@
+"""Engines, a board and a caller for tests of the gateway, with the semantics of the real ones: a replica that dies
+takes its answers with it, an answer that is closed early stops its work, a caller reads frame by frame and may leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+
+from serve_apps.gateway.core import EngineFailed, EngineRefused
+from serve_apps.wire import PlanMessage, ServiceRoute, VariantRoute
+
+CONTEXT_WORDS = 50
+
+
+async def until(what: Callable[[], object], within_s: float = 5.0) -> None:
+    """Wait, with bounded polling, until `what()` is true."""
+    async with asyncio.timeout(within_s):
+        while not what():
+            await asyncio.sleep(0.001)
+
+
+@dataclass
+class FakeReplica:
+    """One engine. It holds answers after `hold_after` tokens until released, and dies after `dies_after` tokens."""
+
+    name: str
+    alive: bool = True
+    dies_after: int | None = None
+    hold_after: int | None = None
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    running: set[str] = field(default_factory=set)
+    stopped: list[str] = field(default_factory=list)
+    started: list[dict[str, Any]] = field(default_factory=list)
+
+    async def generate(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        key = request["request_id"]
+        prompt = request.get("prompt") or " ".join(m["content"] for m in request["messages"])
+        words, total = len(prompt.split()), request.get("max_tokens", 4)
+        self.started.append(request)
+        if words > CONTEXT_WORDS:
+            raise EngineRefused(f"{words} tokens do not fit into {CONTEXT_WORDS}")
+        self.running.add(key)
+        try:
+            for n in range(total + 1):
+                if self.dies_after is not None and n >= self.dies_after:
+                    self.alive = False
+                if n == self.hold_after:
+                    await self.released.wait()
+                if not self.alive:
+                    raise EngineFailed(f"{self.name} died")
+                if n < total:
+                    done = "length" if n + 1 == total else None
+                    yield {"text": f"w{n} ", "output_tokens": n + 1, "input_tokens": words, "finish_reason": done}
+                await asyncio.sleep(0)
+            self.running.discard(key)
+        finally:
+            if key in self.running:
+                self.running.discard(key)
+                self.stopped.append(key)
+
+
+class FakeEngines:
+    """Applications of replicas. A request goes to the live replica of its application that has the fewest."""
+
+    def __init__(self, **replicas: int) -> None:
+        self.apps = {app: [FakeReplica(f"{app}#{i}") for i in range(count)] for app, count in replicas.items()}
+        self.calls: list[str] = []
+
+    def all(self) -> list[FakeReplica]:
+        return [replica for replicas in self.apps.values() for replica in replicas]
+
+    async def generate(self, app: str, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        self.calls.append(app)
+        alive = [replica for replica in self.apps.get(app, []) if replica.alive]
+        if not alive:
+            raise EngineFailed(f"{app} has no replica")
+        answer = min(alive, key=lambda one: len(one.running)).generate(request)
+        try:
+            async for chunk in answer:
+                yield chunk
+        finally:
+            await answer.aclose()
+
+
+class FakeBoard:
+    """The board's messages, with ages that a test sets. While `absent` every call fails."""
+
+    def __init__(self) -> None:
+        self.absent = False
+        self.asked = 0
+        self.aged: tuple[float, bytes] | None = None
+        self.reports: dict[str, bytes] = {}
+        self.others_ages_s: list[float] = []
+
+    async def aged_plan(self) -> tuple[float, bytes] | None:
+        self.asked += 1
+        self._maybe_fail()
+        return self.aged
+
+    async def report(self, gateway_id: str, raw: bytes) -> None:
+        self._maybe_fail()
+        self.reports[gateway_id] = raw
+
+    async def report_ages_s(self) -> list[float]:
+        self._maybe_fail()
+        return [0.0 for _ in self.reports] + self.others_ages_s
+
+    def _maybe_fail(self) -> None:
+        if self.absent:
+            raise ValueError("no actor of that name")
+
+
+class Caller:
+    """An HTTP client at the ASGI level: reads an answer while it comes, and may `leave` at any time."""
+
+    def __init__(self, app: Starlette, path: str, body: dict[str, Any]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._left = asyncio.Event()
+        self._body: bytes | None = json.dumps(body).encode()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8000),
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.messages.append(dict(message))
+
+    async def done(self) -> Caller:
+        """Wait for the end of the answer."""
+        async with asyncio.timeout(5.0):
+            await self.task
+        return self
+
+    async def leave(self) -> None:
+        """Disconnect, and wait until the application has noticed."""
+        self._left.set()
+        await self.done()
+
+    @property
+    def status(self) -> int | None:
+        return self.messages[0]["status"] if self.messages else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.messages[0]["headers"]}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.messages[1:])
+
+    @property
+    def events(self) -> list[str]:
+        """The data of the SSE events so far."""
+        return [frame.removeprefix("data: ") for frame in self.body.decode().split("\n\n") if frame]
+
+    @property
+    def text(self) -> str:
+        """The text of the SSE events so far."""
+        chunks = [json.loads(event) for event in self.events if event != "[DONE]"]
+        choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
+        return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
+
+
+def variant(app: str, *, ready: int = 1, target: int | None = None, slots: int = 4, rps: float = 1.0) -> VariantRoute:
+    return VariantRoute(
+        app=app,
+        target_replicas=ready if target is None else target,
+        ready_replicas=ready,
+        max_concurrency_per_replica=slots,
+        capacity_rps_per_replica=rps,
+    )
+
+
+def routed(service: str, *variants: VariantRoute, max_queued: int = 10, timeout_s: float = 30.0) -> ServiceRoute:
+    return ServiceRoute(
+        service=service,
+        priority=10,
+        variants=variants,
+        max_queued=max_queued,
+        queue_timeout_s=timeout_s,
+        retry_after_s=2.5,
+    )
+
+
+def plan(*services: ServiceRoute, seq: int = 1, stale_after_s: float = 60.0, version: int = 1) -> PlanMessage:
+    return PlanMessage(
+        version=version,
+        run_id="r",
+        seq=seq,
+        published_at_s=0.0,
+        stale_after_s=stale_after_s,
+        targets={},
+        local_rules={},
+        services=services,
+    )

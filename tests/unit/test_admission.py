@@ -1,0 +1,205 @@
+"""Admission: who starts, who waits, who is shed, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_apps.admission import (
+    Admit,
+    Queue,
+    ServiceState,
+    Shed,
+    Ticket,
+    VariantState,
+    admit,
+    order,
+    route,
+    share,
+    states,
+)
+from serve_apps.wire import ServiceRoute, VariantRoute
+
+
+def variant(app: str, *, replicas: int = 1, rps: float = 1.0, slots: int = 4, running: int = 0) -> VariantState:
+    return VariantState(app=app, replicas=replicas, capacity_rps_per_replica=rps, slots=slots, running=running)
+
+
+def policy(
+    *, max_queued: int = 2, timeout_s: float = 10.0, sacrifice: tuple[str, ...] = ("queue", "shed")
+) -> ServiceRoute:
+    return ServiceRoute.model_validate(
+        {
+            "service": "u/s",
+            "priority": 5,
+            "variants": (),
+            "max_queued": max_queued,
+            "queue_timeout_s": timeout_s,
+            "retry_after_s": 7.0,
+            "sacrifice": sacrifice,
+        }
+    )
+
+
+def ticket(seq: int = 1, priority: int = 0, arrived_at_s: float = 100.0) -> Ticket:
+    return Ticket(priority=priority, arrived_at_s=arrived_at_s, seq=seq)
+
+
+def at(now_s: float, *variants: VariantState, queued: int = 0, gateways: int = 1) -> ServiceState:
+    return ServiceState(now_s=now_s, queued=queued, variants=variants, gateways=gateways)
+
+
+FULL = variant("a", slots=4, running=4)
+COLD = variant("a", replicas=0, slots=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "state", "rules", "verdict"),
+    [
+        ("a free slot", at(100, variant("a")), policy(), Admit(app="a")),
+        ("nobody overtakes the queue", at(100, variant("a"), queued=1), policy(), Queue(until_s=110.0, cold=False)),
+        ("all slots taken", at(100, FULL), policy(), Queue(until_s=110.0, cold=False)),
+        ("no replica yet", at(100, COLD), policy(), Queue(until_s=110.0, cold=True)),
+        ("no variant at all", at(100), policy(), Queue(until_s=110.0, cold=True)),
+        ("the queue is full", at(100, FULL, queued=2), policy(), Shed(retry_after_s=7.0, why="queue_full")),
+        ("no queue", at(100, FULL), policy(max_queued=0), Shed(retry_after_s=7.0, why="queue_full")),
+        ("its time is up", at(110, FULL), policy(), Shed(retry_after_s=7.0, why="queue_timeout")),
+        ("never queues", at(100, FULL), policy(sacrifice=("shed",)), Shed(retry_after_s=7.0, why="no_free_slot")),
+        ("waits for the first", at(100, COLD), policy(sacrifice=("shed",)), Queue(until_s=110.0, cold=True)),
+        ("half the queue", at(100, FULL, queued=1, gateways=2), policy(), Shed(retry_after_s=7.0, why="queue_full")),
+    ],
+)
+def test_admit(case: str, state: ServiceState, rules: ServiceRoute, verdict: object) -> None:
+    assert admit(ticket(), state, rules) == verdict, case
+
+
+def test_a_slot_is_better_than_a_time_limit() -> None:
+    assert admit(ticket(arrived_at_s=0.0), at(1e6, variant("a")), policy()) == Admit(app="a")
+
+
+@pytest.mark.parametrize(
+    ("case", "variants", "chosen"),
+    [
+        ("fewer requests in flight", (variant("a", running=2), variant("b", running=1)), "b"),
+        ("more capacity per replica", (variant("a"), variant("b", rps=2.0)), "b"),
+        ("more replicas", (variant("a"), variant("b", replicas=3)), "b"),
+        ("ties go by name, whatever the order", (variant("b"), variant("a")), "a"),
+        ("a full variant is passed over", (variant("a", slots=1, running=1), variant("b", running=3)), "b"),
+        ("a variant without replicas is passed over", (variant("a", replicas=0), variant("b", running=3)), "b"),
+        ("unknown capacity comes last", (variant("a", rps=0.0), variant("b", running=3)), "b"),
+        ("nothing is free", (variant("a", slots=0),), None),
+    ],
+)
+def test_route(case: str, variants: tuple[VariantState, ...], chosen: str | None) -> None:
+    assert route(variants) == chosen, case
+
+
+def test_route_leaves_out_what_failed() -> None:
+    both = (variant("a"), variant("b", running=3))
+    assert route(both, exclude={"a"}) == "b"
+    assert route(both, exclude={"a", "b"}) is None
+
+
+def two_variants(*, ready: tuple[int, int], target: tuple[int, int]) -> ServiceRoute:
+    rows = [
+        VariantRoute(
+            app=app,
+            target_replicas=target[i],
+            ready_replicas=ready[i],
+            max_concurrency_per_replica=8,
+            capacity_rps_per_replica=2.0,
+        )
+        for i, app in enumerate(("a", "b"))
+    ]
+    return policy().model_copy(update={"variants": tuple(rows)})
+
+
+def test_a_fresh_plan_counts_ready_replicas() -> None:
+    rows = states(two_variants(ready=(2, 0), target=(3, 1)), {"a": 5}, gateways=1, fresh=True)
+    assert [(v.app, v.replicas, v.slots, v.running) for v in rows] == [("a", 2, 16, 5), ("b", 0, 0, 0)]
+
+
+def test_gateways_share_slots_and_each_keeps_one() -> None:
+    rows = states(two_variants(ready=(2, 0), target=(2, 0)), {}, gateways=3, fresh=True)
+    assert [v.slots for v in rows] == [5, 0]
+    assert share(1, 9) == 1
+
+
+def test_a_stale_plan_gives_slots_by_target_and_never_closes_a_service() -> None:
+    rows = states(two_variants(ready=(0, 0), target=(3, 0)), {}, gateways=1, fresh=False)
+    assert [(v.app, v.replicas, v.slots) for v in rows] == [("a", 3, 24)]
+    rows = states(two_variants(ready=(0, 0), target=(0, 0)), {}, gateways=1, fresh=False)
+    assert [(v.app, v.replicas, v.slots) for v in rows] == [("a", 1, 8), ("b", 1, 8)]
+
+
+tickets = st.lists(
+    st.builds(
+        Ticket,
+        priority=st.integers(-5, 5),
+        arrived_at_s=st.floats(0, 1e6),
+        seq=st.integers(0, 10_000),
+    ),
+    unique_by=lambda one: one.seq,
+)
+variants = st.lists(
+    st.builds(
+        VariantState,
+        app=st.sampled_from("abcdef"),
+        replicas=st.integers(0, 4),
+        capacity_rps_per_replica=st.floats(0, 10),
+        slots=st.integers(0, 8),
+        running=st.integers(0, 9),
+    ),
+    unique_by=lambda one: one.app,
+)
+
+
+@given(tickets, st.randoms())
+def test_order_depends_on_the_tickets_and_not_on_how_they_came(queue: list[Ticket], random: object) -> None:
+    shuffled = list(queue)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert order(shuffled) == order(queue)
+    assert sorted(t.seq for t in order(queue)) == sorted(t.seq for t in queue)
+
+
+@given(tickets)
+def test_order_puts_nobody_behind_a_less_important_or_later_request(queue: list[Ticket]) -> None:
+    for first, second in zip(order(queue), order(queue)[1:], strict=False):
+        assert first.priority >= second.priority
+        if first.priority == second.priority:
+            assert first.arrived_at_s <= second.arrived_at_s
+
+
+@given(variants)
+def test_route_finds_a_free_slot_exactly_when_there_is_one(rows: list[VariantState]) -> None:
+    free = {v.app: v for v in rows if v.replicas and v.running < v.slots}
+    chosen = route(rows)
+    assert (chosen is None) == (not free)
+    if chosen is not None:
+        assert chosen in free
+        assert route(reversed(rows)) == chosen
+
+
+@given(variants, st.integers(0, 5), st.floats(0, 30), st.integers(0, 4), st.integers(1, 3))
+def test_every_request_gets_one_of_three_answers_within_the_limits(
+    rows: list[VariantState], queued: int, waited_s: float, max_queued: int, gateways: int
+) -> None:
+    rules = policy(max_queued=max_queued)
+    verdict = admit(ticket(), at(100.0 + waited_s, *rows, queued=queued, gateways=gateways), rules)
+    if isinstance(verdict, Admit):
+        assert not queued
+        assert verdict.app == route(rows)
+    elif isinstance(verdict, Queue):
+        assert queued < max_queued
+        assert verdict.until_s > 100.0 + waited_s
+        assert verdict.cold == (not any(v.replicas for v in rows))
+    else:
+        assert verdict.retry_after_s == rules.retry_after_s
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_shares_lose_less_than_a_slot_a_gateway(total: int, gateways: int) -> None:
+    given_out = share(total, gateways) * gateways
+    assert total - gateways < given_out
+    assert given_out <= max(total, gateways if total else 0)
