@@ -114,8 +114,9 @@ class _Engine:
 @dataclass
 class FakeServing(_Fails):
     """Ray and Serve over a FakeCloud: a running instance joins after `join_s`; targets make replicas, placed first come
-    first served on nodes of their shape's type with free GPUs, ready `load_s` (or the shape's prior) after placement. A
-    drained node's replicas finish `finish_s` after the drain, then the node leaves; replacements start at once."""
+    first served on nodes of their shape's type with free GPUs, ready `load_s` (or the shape's prior) after placement.
+    Replicas of a drained node serve until their successors are ready, they are surplus, or the deadline comes; the node
+    leaves `finish_s` after the last."""
 
     cloud: FakeCloud
     clock: FakeClock
@@ -129,6 +130,7 @@ class FakeServing(_Fails):
     _engines: list[_Engine] = field(default_factory=list)
     _joined_at_s: dict[str, float] = field(default_factory=dict)
     _drained_at_s: dict[str, float] = field(default_factory=dict)
+    _deadline_at_s: dict[str, float] = field(default_factory=dict)
     _left: set[str] = field(default_factory=set)
     _made: int = 0
 
@@ -165,6 +167,7 @@ class FakeServing(_Fails):
         if instance_id not in self._joined_at_s or instance_id in self._left:
             raise NotFound(f"no live node of {instance_id!r}")
         self._drained_at_s.setdefault(instance_id, self.clock.now_s())
+        self._deadline_at_s[instance_id] = deadline_at_s
 
     def _settle(self) -> None:
         self.cloud.settle()
@@ -173,8 +176,9 @@ class FakeServing(_Fails):
         for instance_id in sorted(running - self._joined_at_s.keys()):
             if now_s >= self.cloud.supply.machines[instance_id].boots_at_s + self.join_s:
                 self._joined_at_s[instance_id] = now_s
-        finished = {i for i, at_s in self._drained_at_s.items() if now_s >= at_s + self.finish_s}
-        self._left |= finished | (self._joined_at_s.keys() - running)
+        busy = {engine.instance_id for engine in self._engines}
+        empty = {i for i, at_s in self._drained_at_s.items() if now_s >= at_s + self.finish_s and i not in busy}
+        self._left |= empty | (self._joined_at_s.keys() - running)
         self._engines = [engine for engine in self._engines if engine.instance_id not in self._left]
         for engine in self._engines:
             engine.draining = engine.draining or engine.instance_id in self._drained_at_s
@@ -192,6 +196,12 @@ class FakeServing(_Fails):
             self._engines.append(_Engine(f"r{self._made}", app, self.clock.now_s()))
         surplus = sorted(serving, key=lambda e: (bool(e.instance_id), -e.since_s))[: max(0, len(serving) - target)]
         self._engines = [engine for engine in self._engines if engine not in surplus]
+        leaving = [engine for engine in self._engines if engine.app == app and engine.draining]
+        ready = sum(self._state(engine) == "ready" for engine in serving if engine not in surplus)
+        now_s = self.clock.now_s()
+        late = [e for e in leaving if now_s >= self._deadline_at_s[e.instance_id]]
+        stop = {id(e) for e in (*late, *leaving[: max(0, ready + len(leaving) - target)])}
+        self._engines = [engine for engine in self._engines if id(engine) not in stop]
 
     def _place(self, engine: _Engine) -> None:
         shape = self._shape[engine.app]
@@ -208,8 +218,6 @@ class FakeServing(_Fails):
     def _state(self, engine: _Engine) -> ReplicaState:
         if not engine.instance_id:
             return "pending"
-        if engine.draining:
-            return "draining"
         load_s = self._shape[engine.app].load_prior_s if self.load_s is None else self.load_s
         return "ready" if self.clock.now_s() >= engine.since_s + load_s else "loading"
 

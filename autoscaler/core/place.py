@@ -151,16 +151,19 @@ class Order:
 def place(
     needs: Iterable[Need], berths: list[Berth], beliefs: Beliefs, now_s: float
 ) -> tuple[tuple[Order, ...], tuple[Need, ...]]:
-    """Give every need (most important first) its places in `berths`; returns the orders and the needs as they stand."""
+    """Give every need (most important first) its places; returns the orders and the needs as they stand.
+
+    `berths` is sorted by preference, and berths to be launched are added to it.
+    """
     ranked = tuple(needs)
-    shelf = sorted(berths, key=_preference)
+    berths.sort(key=_preference)
+    shelf = berths
     for need in ranked:
         _keep(need, shelf)
     orders: list[Order] = []
     for need in ranked:
         _grow(need, shelf)
-        order = _order(need, shelf, beliefs, now_s)
-        if order is not None:
+        while (order := _order(need, shelf, beliefs, now_s)) is not None:
             orders.append(order)
     for need in ranked:
         _preempt(need, ranked, shelf)
@@ -251,11 +254,15 @@ def _ranked_offers(
 
 
 def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], now_s: float) -> int:
-    """Put the missing replicas on instances yet to be launched; returns how many instances that takes."""
+    """Put the missing replicas on instances yet to be launched; returns how many instances that takes.
+
+    Stops where the on-demand floor is met, because from there on other markets are open.
+    """
     count = 0
-    while need.missing(option):
+    to_floor = need.steady < need.entry.on_demand_floor
+    while need.missing(option) and to_floor == (need.steady < need.entry.on_demand_floor):
         berth = Berth(
-            instance_id=f"{need.demand.service}+{count}",
+            instance_id=f"{need.demand.service}+{len(shelf)}",
             offering=offering,
             joined=False,
             launched_at_s=now_s,
