@@ -1,7 +1,7 @@
 """Continuous batching as vLLM's scheduler does it, reduced to token counts: who runs in a step, how long it takes.
 
 Pure: may not import Ray, asyncio, a clock, or anything that does I/O; the caller says what time it is and waits out
-each step. A step serves every decoding sequence one token and prefills at most `step_tokens` prompt tokens; its duration is
+each step. A step serves every decoding sequence one token and prefills at most `step_tokens` prompt tokens; it lasts
 `timing.decode_step_s` of the decoding batch plus `timing.prefill_s` of the prompts' share. Admission is by (priority,
 arrival), lower priority value first; nobody overtakes the head of the queue. When the KV cache is full the last in that
 order is preempted: it loses its cache, waits, and is prefilled anew.
