@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
+from autoscaler.catalogue.shapes import CatalogueProblems, ShapeProblem
 from autoscaler.core.beliefs import EMPTY
 from autoscaler.core.capacity import capacity, mix_or_prior
 from autoscaler.core.model import Plan, Route, Shape, Target
@@ -35,12 +36,8 @@ SHUTDOWN_MIN_S = 30.0
 GATEWAY_REQUESTS = 10_000
 
 
-class RenderProblems(ValueError):
-    """Variants that this version can not deploy: `problems`, each naming service, key and remedy."""
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        self.problems = problems
-        super().__init__("\n".join(problems))
+class RenderProblems(CatalogueProblems):
+    """Variants that exist but that this version cannot deploy."""
 
 
 def serve_config(
@@ -68,14 +65,16 @@ def serve_config(
     }
 
 
-def _undeployable(policy: PolicySet) -> Iterator[str]:
+def _undeployable(policy: PolicySet) -> Iterator[ShapeProblem]:
     for key, _, service in policy.services():
         for variant in service.variants:
-            where = f"{key}: variants[{variant.id}]"
+            where = f"variants[{variant.id}]"
             if variant.nodes_per_replica > 1:
-                yield f"{where}.nodes_per_replica: a replica cannot span nodes in this version; set 1, or raise tp"
+                text = "a replica cannot span nodes in this version; set 1, or raise tp"
+                yield ShapeProblem(key, f"{where}.nodes_per_replica", text)
             if variant.role != "both":
-                yield f"{where}.role: prefill and decode cannot be separate in this version; set both"
+                text = "prefill and decode cannot be separate in this version; set both"
+                yield ShapeProblem(key, f"{where}.role", text)
 
 
 def _without_plan(policy: PolicySet, shapes: tuple[Shape, ...]) -> PlanMessage:

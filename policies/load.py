@@ -105,11 +105,14 @@ def _draft(document: tree.Document, defaults: tree.Document, problems: list[Prob
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` above `under`: maps merge key by key, everything else is replaced."""
-    merged = dict(under)
-    for key, value in over.items():
-        below = under.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    """`over` above `under`, in the order of `over`: maps merge key by key, everything else is replaced."""
+    merged = dict(over)
+    for key, below in under.items():
+        above = over.get(key)
+        if key not in over:
+            merged[key] = below
+        elif isinstance(below, dict) and isinstance(above, dict):
+            merged[key] = _merge(below, above)
     return merged
 
 

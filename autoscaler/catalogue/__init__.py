@@ -2,7 +2,16 @@
 
 from .load import load_catalogue
 from .model import Catalogue
-from .resolve import Resolved, resolve
-from .shapes import CatalogueProblems, shapes
+from .resolve import Resolved, located, resolve
+from .shapes import CatalogueProblems, ShapeProblem, shapes
 
-__all__ = ["Catalogue", "CatalogueProblems", "Resolved", "load_catalogue", "resolve", "shapes"]
+__all__ = [
+    "Catalogue",
+    "CatalogueProblems",
+    "Resolved",
+    "ShapeProblem",
+    "load_catalogue",
+    "located",
+    "resolve",
+    "shapes",
+]

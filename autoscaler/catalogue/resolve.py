@@ -44,8 +44,13 @@ def resolve(folder: Path) -> Resolved:
     try:
         return Resolved(policy, catalogue, shapes(policy, catalogue))
     except CatalogueProblems as error:
-        written = origins(folder)
-        raise PolicyProblems(_located(detail, written) for detail in error.details) from error
+        raise located(folder, error) from error
+
+
+def located(folder: Path, error: CatalogueProblems) -> PolicyProblems:
+    """The same problems with the file and line of `folder` that wrote each key."""
+    written = origins(folder)
+    return PolicyProblems(_located(detail, written) for detail in error.details)
 
 
 def _located(detail: ShapeProblem, written: tuple[Origin, ...]) -> Problem:
