@@ -9,22 +9,28 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from autoscaler.catalogue import load_catalogue, shapes
+from autoscaler.catalogue import CatalogueProblems, located, resolve
 from autoscaler.core.model import Shape
 from autoscaler.ports import Broken, Policy
-from policies.load import load
+from autoscaler.render import Engine, serve_config
+from policies.load import PolicyProblems
 from policies.model import PolicySet
-from policies.problems import Problems
 
 POLL_EVERY_S = 10.0
 _SHAPES: TypeAdapter[tuple[Shape, ...]] = TypeAdapter(tuple[Shape, ...])
 
 
-def read_policy(folder: Path) -> Policy:
-    """The policy of a folder with the shapes that the catalogue gives for it. Raises policies.problems.Problems."""
-    policy = load(folder)
-    made = shapes(policy, load_catalogue(folder))
-    return Policy(policy=policy, shapes=made, digest=digest(policy, made))
+def read_policy(folder: Path, engine: Engine) -> Policy:
+    """The policy of a folder with the shapes that the catalogue gives for it, when `engine` can serve them.
+
+    Raises PolicyProblems.
+    """
+    found = resolve(folder)
+    try:
+        serve_config(found.policy, found.shapes, engine=engine)
+    except CatalogueProblems as error:
+        raise located(folder, error) from error
+    return Policy(policy=found.policy, shapes=found.shapes, digest=digest(found.policy, found.shapes))
 
 
 def digest(policy: PolicySet, made: tuple[Shape, ...]) -> str:
@@ -33,9 +39,9 @@ def digest(policy: PolicySet, made: tuple[Shape, ...]) -> str:
 
 
 class PolicyFolder:
-    """ports.PolicySource over a folder, looked at every 10 s or after `look_now`."""
+    """ports.PolicySource over a folder, looked at every 10 s or after `look_now`. `read` raises PolicyProblems."""
 
-    def __init__(self, folder: Path, read: Callable[[Path], Policy] = read_policy) -> None:
+    def __init__(self, folder: Path, read: Callable[[Path], Policy]) -> None:
         self._folder = folder
         self._read = read
         self._seen = ""
@@ -58,7 +64,7 @@ class PolicyFolder:
                 return None
             self._seen = seen
             return self._read(self._folder)
-        except Problems as error:
+        except PolicyProblems as error:
             return Broken(problems=tuple(str(problem) for problem in error.problems))
         except OSError as error:
             self._seen = ""

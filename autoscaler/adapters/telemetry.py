@@ -33,9 +33,10 @@ TICK_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class PrometheusTelemetry:
-    """loop.Telemetry as Prometheus metrics in a registry of their own."""
+    """loop.Telemetry as Prometheus metrics in a registry of their own. `violated`: some plan broke an invariant."""
 
     def __init__(self) -> None:
+        self.violated = False
         self.registry = CollectorRegistry()
         self.demand = self._gauge("qm_demand_rps", "Requests per second that a service is made ready for", "service")
         self.wanted = self._gauge("qm_wanted_replicas", "Replicas with a place now or coming", "service", "variant")
@@ -87,6 +88,7 @@ class PrometheusTelemetry:
             case LaunchAmbiguous():
                 self._launch(event.offering, "ambiguous", beliefs)
             case CheckFailed():
+                self.violated = True
                 self.violations.inc(len(event.violations))
             case PolicyRefused():
                 self.policy_refused.set(1)

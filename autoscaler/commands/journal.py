@@ -1,0 +1,117 @@
+"""`qm replay` and `qm explain`: what a journal says of decisions. Reads files and prints; may not write a journal."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from rich.console import Console
+from rich.table import Table
+
+from autoscaler.adapters.journal import read_all
+from autoscaler.commands.outcome import OK, VIOLATED, BadInput, write_json
+from autoscaler.explain import Explanation, Rung, explain
+from autoscaler.loop import versions
+from autoscaler.replay import DIFFERENCES_SHOWN, Replay, replay
+
+_REPLAY: TypeAdapter[Replay] = TypeAdapter(Replay)
+_EXPLANATION: TypeAdapter[Explanation] = TypeAdapter(Explanation)
+
+
+def replay_command(journal: Path, json_file: str | None) -> int:
+    """Decide every plan of `journal` again; 1 when any came out otherwise."""
+    found = replay(read_all(journal), versions())
+    if json_file:
+        write_json(json_file, _REPLAY.dump_json(found))
+    if json_file != "-":
+        _print_replay(found)
+    return VIOLATED if found.differences else OK
+
+
+def _print_replay(found: Replay) -> None:
+    console = Console(highlight=False)
+    how = (
+        "byte for byte"
+        if found.exact
+        else "to 1e-6, because the journal was written by other software or another processor"
+    )
+    console.print(
+        f"{found.records} records, {found.runs} runs, {found.plans} plans decided again and compared {how}: "
+        f"{found.identical} identical, {len(found.differences)} different; {found.check_failures} refused by the check"
+    )
+    if found.differences:
+        first = found.differences[0]
+        console.print(f"first difference: record {first.seq}, plan {first.plan_id} (journalled → decided again)")
+        for change in first.changes[:DIFFERENCES_SHOWN]:
+            console.print(f"  {change}", markup=False)
+        if len(first.changes) > DIFFERENCES_SHOWN:
+            console.print(f"  and {len(first.changes) - DIFFERENCES_SHOWN} more")
+
+
+def explain_command(journal: Path, service: str | None, at: str | None, json_file: str | None) -> int:
+    """Tell the newest launch's story."""
+    at_s = parse_instant(at) if at is not None else None
+    found = explain(read_all(journal), service, at_s)
+    if found is None:
+        of = f" of {service}" if service else ""
+        before = f" at or before {at}" if at else ""
+        raise BadInput(f"{journal}: holds no launch{of}{before}; give another --service or --at")
+    if json_file:
+        write_json(json_file, _EXPLANATION.dump_json(found))
+    if json_file != "-":
+        _print_explanation(Console(highlight=False), found)
+    return OK
+
+
+def parse_instant(text: str) -> float:
+    """UTC seconds from seconds or ISO 8601. Raises BadInput."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadInput(f"--at {text}: not a time; give UTC seconds or 2026-01-31T12:00:00Z") from None
+    return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+
+
+def clock_words(at_s: float) -> str:
+    """An instant as people read it."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _print_explanation(console: Console, found: Explanation) -> None:
+    console.print(
+        f"[bold]{found.service}[/] variant {found.variant}: {found.granted} of {found.count} instances granted, "
+        f"plan {found.plan_id}, {clock_words(found.at_s)}"
+    )
+    console.print("\nWhy it was needed")
+    for line in found.demand:
+        console.print(f"  {line}", markup=False)
+    console.print("\nWhy in this order")
+    for line in found.reasons:
+        console.print(f"  {line}", markup=False)
+    table = Table(
+        "offering", "$/h", "refusals before", "rests until", "asked", "granted", "outcome", box=None, pad_edge=False
+    )
+    for rung in found.rungs:
+        table.add_row(*_rung_cells(rung, found.at_s))
+    console.print()
+    console.print(table)
+    console.print("\nWhat would change it")
+    for line in found.remedies or ("a cheaper offering, or less demand",):
+        console.print(f"  {line}", markup=False)
+
+
+def _rung_cells(rung: Rung, at_s: float) -> tuple[str, ...]:
+    return (
+        rung.offering,
+        f"{rung.price_usd_per_h:.2f}" if rung.price_usd_per_h is not None else "?",
+        f"{rung.refusals_in_row} {rung.last_refusal}" if rung.refusals_in_row else "0",
+        clock_words(rung.cool_until_s)[11:19] if rung.cool_until_s > at_s else "",
+        str(rung.asked or ""),
+        str(rung.granted or ""),
+        f"{rung.outcome} {rung.code}".strip(),
+    )

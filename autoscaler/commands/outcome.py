@@ -1,0 +1,41 @@
+"""How every command ends: bad input as one exception, results as JSON. May not import anything slow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+OK, VIOLATED, BAD_INPUT = 0, 1, 2
+
+
+class BadInput(Exception):
+    """What is wrong with what the user gave; `problems` name file, key and remedy. Exit code 2, nothing was started."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def problems_of(error: Exception) -> tuple[str, ...] | None:
+    """The words for an error that is the user's to mend, or None for a defect of ours."""
+    from autoscaler.ports import Misconfigured
+    from policies.problems import Problems
+
+    if isinstance(error, BadInput):
+        return error.problems
+    if isinstance(error, Problems):
+        return tuple(str(problem) for problem in error.problems)
+    return (str(error),) if isinstance(error, Misconfigured) else None
+
+
+def write_json(target: str, data: bytes) -> None:
+    """`data` to the file `target`, or to standard output for ``-``. Raises BadInput when it cannot be written."""
+    if target == "-":
+        sys.stdout.write(data.decode() + "\n")
+        return
+    try:
+        Path(target).write_bytes(data + b"\n")
+    except OSError as error:
+        raise BadInput(
+            f"--json {target}: {error.strerror}; give a file that can be written, or - for the screen"
+        ) from error

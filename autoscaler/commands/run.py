@@ -1,0 +1,202 @@
+"""`qm run` and `qm advise`: put the adapters together and tick until told to stop.
+
+The composition root of the controller. Nothing of a token is ever written to the log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from autoscaler.act import Pool
+from autoscaler.adapters.clock import SystemClock
+from autoscaler.adapters.journal import FileJournal
+from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
+from autoscaler.adapters.telemetry import PrometheusTelemetry
+from autoscaler.commands.outcome import OK, VIOLATED, BadInput, write_json
+from autoscaler.core.events import PLAN
+from autoscaler.core.model import Plan
+from autoscaler.loop import Controller
+from autoscaler.ports import Cloud, Metrics, PortError, Serving
+from autoscaler.render import Engine
+
+LAUNCH_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `qm run` was given; paths are as given, `metrics_port` None means no exporter."""
+
+    policies: Path
+    ray_address: str
+    dashboard_url: str
+    cloud: str
+    cloud_url: str
+    cloud_token_file: Path
+    journal: Path
+    engine: Engine
+    tick_s: float
+    metrics_port: int | None
+    once: bool
+    advise: bool
+    json_file: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The edges of one cluster."""
+
+    metrics: Metrics
+    serving: Serving
+    cloud: Cloud
+
+
+def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | None = None) -> int:
+    """Tick until SIGTERM or SIGINT, or once. Returns the exit code: 1 when a plan broke an invariant.
+
+    Raises BadInput, PolicyProblems or Misconfigured before anything is started.
+    """
+    if not options.tick_s > 0:
+        raise BadInput(f"--tick-s {options.tick_s:g}: give a number of seconds above 0")
+    read = partial(read_policy, engine=options.engine)
+    read(options.policies)
+    folder = PolicyFolder(options.policies, read)
+    telemetry = PrometheusTelemetry()
+    world = (connect or connect_cluster)(options)
+    journal = FileJournal(options.journal)
+    try:
+        if options.metrics_port is not None:
+            telemetry.serve(options.metrics_port)
+        if journal.repaired:
+            _log("journal", repaired=journal.repaired)
+        controller = Controller(
+            clock=SystemClock(),
+            metrics=world.metrics,
+            serving=world.serving,
+            cloud=world.cloud,
+            journal=journal,
+            policy_source=folder,
+            executor=Pool(LAUNCH_WORKERS, options.tick_s / 2.0),
+            telemetry=telemetry,
+            advise=options.advise,
+            tick_s=options.tick_s,
+        )
+        with _signals(folder) as stop:
+            return _Ticker(controller, telemetry, stop, options).run()
+    finally:
+        journal.close()
+
+
+def connect_cluster(options: RunOptions) -> World:
+    """The adapters for a running Ray cluster and a cloud. Raises BadInput when one does not answer."""
+    if options.cloud != "local":
+        raise BadInput(f"--cloud {options.cloud}: unknown; this version has: local")
+    from autoscaler.adapters.local import LocalCloud
+    from autoscaler.adapters.prometheus import GatewayMetrics
+    from autoscaler.adapters.ray_serve import RayServe
+
+    cloud = LocalCloud(options.cloud_url, _token(options.cloud_token_file))
+    serving = RayServe(options.ray_address, options.dashboard_url)
+    try:
+        cloud.describe(SystemClock().now_s())
+    except PortError as error:
+        raise BadInput(f"--cloud-url {options.cloud_url}: {error}; start the cloud, or correct the address") from error
+    try:
+        serving.probe()
+    except PortError as error:
+        raise BadInput(f"--ray-address {options.ray_address}: {error}") from error
+    return World(GatewayMetrics(), serving, cloud)
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise BadInput(
+            f"--cloud-token-file {path}: {error.strerror}; give the file that the cloud was started with"
+        ) from error
+    if not token:
+        raise BadInput(f"--cloud-token-file {path}: is empty; give the file that the cloud was started with")
+    return token
+
+
+@contextmanager
+def _signals(folder: PolicyFolder) -> Iterator[threading.Event]:
+    """SIGTERM and SIGINT set the event, SIGHUP has the policy looked at; all as before on leaving."""
+    stop = threading.Event()
+    handlers: dict[signal.Signals, Callable[..., None]] = {
+        signal.SIGTERM: lambda *_: stop.set(),
+        signal.SIGINT: lambda *_: stop.set(),
+        signal.SIGHUP: lambda *_: folder.look_now(),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class _Ticker:
+    """A fixed cadence: a slow tick makes the next one late, and none is made up for."""
+
+    controller: Controller
+    telemetry: PrometheusTelemetry
+    stop: threading.Event
+    options: RunOptions
+
+    def run(self) -> int:
+        plan: Plan | None = None
+        due_s = monotonic()
+        while not self.stop.is_set():
+            plan = self._tick()
+            if self.options.once:
+                break
+            due_s = max(due_s + self.options.tick_s, monotonic())
+            self.stop.wait(due_s - monotonic())
+        if plan is not None and self.options.json_file:
+            write_json(self.options.json_file, PLAN.dump_json(plan))
+        return VIOLATED if self.telemetry.violated else OK
+
+    def _tick(self) -> Plan | None:
+        began_s = monotonic()
+        try:
+            with self.telemetry.timed():
+                plan = self.controller.tick()
+        except PortError as error:
+            _log("tick failed", error=f"{error.code}: {error}")
+            return None
+        _log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))
+        return plan
+
+
+def _summary(plan: Plan | None) -> dict[str, object]:
+    if plan is None:
+        return {"policy": "none yet"}
+    return {
+        "plan": plan.id,
+        "demand_rps": round(sum(row.arrival_rps for row in plan.demands), 2),
+        "replicas": sum(row.replicas for row in plan.targets),
+        "wanted": sum(row.wanted for row in plan.targets),
+        "short": sum(row.replicas for row in plan.shortfalls),
+        "launches": sum(row.count for row in plan.launches),
+        "drains": len(plan.drains),
+        "terminates": len(plan.terminates),
+    }
+
+
+def _log(what: str, **fields: object) -> None:
+    """One line on standard error: time, what, then key=value."""
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    words = " ".join(f"{key}={value}" for key, value in fields.items())
+    sys.stderr.write(f"{at} qm[{os.getpid()}] {what} {words}\n")
