@@ -1,0 +1,73 @@
+"""The plan as the cluster sees it."""
+
+from __future__ import annotations
+
+from autoscaler.core.publish import to_message
+from policies.model import PolicySet, Slo, Variant
+from tests.scene import Scene, offering, service, unit
+
+CHAT = "support/chat"
+
+
+def message_of(scene: Scene):  # type: ignore[no-untyped-def]
+    return to_message(scene.plans[-1], scene.policy, scene.beliefs, "run", 7, scene.clock.at_s, 50.0)
+
+
+def test_every_application_has_a_target_and_a_rule() -> None:
+    variants = (Variant(id="l4", instance_type="g6.2xlarge"), Variant(id="a10", instance_type="g5.2xlarge"))
+    scene = Scene([unit(service(variants=variants, min_replicas=2))], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.run(300)
+    message = message_of(scene)
+    assert message.targets == {"support.chat.l4": 2, "support.chat.a10": 0}
+    assert (message.seq, message.run_id, message.stale_after_s) == (7, "run", 50.0)
+    rules = message.local_rules
+    assert rules["support.chat.l4"].min_replicas == 2
+    assert rules["support.chat.a10"].min_replicas == 0, "the floor belongs to the first variant alone"
+    assert rules["support.chat.l4"].max_replicas == 8
+    assert rules["support.chat.l4"].target_ongoing_per_replica == 0.7 * 8
+
+
+def test_admission_figures_follow_the_ready_replicas() -> None:
+    scene = Scene([unit(service())], [offering("a")])
+    scene.load(CHAT, 4.0)
+    scene.run(600)
+    (route,) = message_of(scene).services
+    (variant,) = route.variants
+    assert (variant.ready_replicas, variant.target_replicas, variant.max_concurrency_per_replica) == (3, 3, 8)
+    assert route.max_queued == 8 * 24
+    assert route.priority == 500
+
+
+def test_retry_after_is_when_the_plan_expects_capacity() -> None:
+    scene = Scene([unit(service())], [offering("a", count=0)])
+    scene.load(CHAT, 0.0)
+    scene.run(10)
+    (route,) = message_of(scene).services
+    cool_s = scene.beliefs.offerings["a"].cool_until_s - scene.clock.at_s
+    assert route.retry_after_s == 120.0, "cooldown and lead are past two minutes"
+    assert cool_s + 120.0 > 120.0
+
+
+def test_a_service_that_may_not_be_shed_waits() -> None:
+    patient = service(sacrifice=("queue",), slo=Slo(ttft_s=1.0))
+    scene = Scene([unit(patient, service("hasty", priority=1))], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.load("support/hasty", 0.0)
+    scene.run(10)
+    by_name = {route.service: route for route in message_of(scene).services}
+    assert by_name[CHAT].queue_timeout_s == 900.0
+    assert by_name["support/hasty"].queue_timeout_s == 240.0, "twice the lead of two minutes"
+
+
+def test_an_application_the_plan_does_not_name_is_stopped() -> None:
+    scene = Scene([unit(service())], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.run(300)
+    empty = scene.plans[-1]
+    from dataclasses import replace
+
+    message = to_message(
+        replace(empty, targets=()), PolicySet(units=scene.policy.units), scene.beliefs, "r", 1, 0.0, 1.0
+    )
+    assert message.targets == {"support.chat.l4": 0}
