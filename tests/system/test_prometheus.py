@@ -46,7 +46,7 @@ def metrics_port() -> int:
         offering("full-g5", "g5.12xlarge", 20, 5.7, "on_demand"),
     )
     cloud = FakeCloud(CloudConfig(cluster="c", ray_address="127.0.0.1:6379", offerings=pools), clock)
-    policy = read_policy(POLICIES)
+    policy = read_policy(POLICIES, "sim")
     load = FakeMetrics()
     for service, _, _ in policy.policy.services():
         load.set(service, 1.0, input_tokens=50, output_tokens=20)
@@ -57,7 +57,7 @@ def metrics_port() -> int:
         serving=FakeServing(cloud, clock, policy.shapes, load_s=2.0),
         cloud=cloud,
         journal=MemoryJournal(),
-        policy_source=PolicyFolder(POLICIES),
+        policy_source=PolicyFolder(POLICIES, lambda _: policy),
         executor=Inline(),
         telemetry=telemetry,
     )
@@ -94,7 +94,7 @@ def test_the_refused_pool_and_the_one_that_answered_instead_are_told_apart(prome
 
 
 def test_ready_replicas_and_their_cost_are_shown_per_service(prometheus: Prometheus) -> None:
-    services = {service for service, _, _ in read_policy(POLICIES).policy.services()}
+    services = {service for service, _, _ in read_policy(POLICIES, "sim").policy.services()}
     assert {labels[0] for labels in prometheus.query("sum by (service) (qm_ready_replicas) > 0")} == services
     assert {labels[0] for labels in prometheus.query("qm_demand_rps >= 1")} == services
     assert prometheus.query("qm_cost_usd_per_h > 4.5") != {}
