@@ -74,6 +74,7 @@ def up(
     cloud: CloudKind = "local",
     policies: Annotated[Path | None, typer.Option(metavar="DIR", help="Policies instead of the bundled ones.")] = None,
     supply: Annotated[Path | None, typer.Option(metavar="FILE", help="Pools instead of the bundled ones.")] = None,
+    journal: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to keep the run's journal.")] = None,
     http_port: HttpPort = 8000,
     seed: Annotated[int, typer.Option(help="Of the load.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running; `qm down` ends it.")] = False,
@@ -81,9 +82,10 @@ def up(
 ) -> None:
     """Bring everything up on this machine, play a load and a shortage, report, and end it."""
     given = locals()
+    from chaos.live.inputs import Given
     from chaos.live.up import up_command
 
-    raise typer.Exit(up_command(**given))
+    raise typer.Exit(up_command(Given(**given)))
 
 
 @app.command()

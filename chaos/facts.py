@@ -73,6 +73,7 @@ class Facts:
     shapes: tuple[Shape, ...] = ()
     offerings: dict[str, Offering] = field(default_factory=dict)
     instances: dict[str, Held] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)  # tokens of launches
     attempted: int = 0
     granted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -106,6 +107,7 @@ class Facts:
                 self.violations += [(at_s, "check_failed", text) for text in violations]
             case LaunchTried() as event:
                 self.attempted += 1
+                self.tried.add(event.token)
                 self._tokens.setdefault(event.token, (event.count, set()))
                 self._rung(event)
             case LaunchGranted() as event:

