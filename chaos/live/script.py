@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from autoscaler.adapters.local import LocalCloud
 from autoscaler.core.model import CloudInstance, CloudView, ServingView
 from autoscaler.ports import PortError
 
@@ -22,11 +22,27 @@ NOTICE_S = 120.0
 RETRY_S = 1.0
 
 
+class Weather(Protocol):
+    """What the script needs of the local cloud (`autoscaler.adapters.local.LocalCloud`)."""
+
+    def describe(self, now_s: float) -> CloudView:
+        """Offerings and instances."""
+        ...
+
+    def set_supply(self, offering: str, count: int) -> None:
+        """What the offering's pool can hold in all from now on."""
+        ...
+
+    def reclaim(self, instance_id: str, notice_s: float | None = None) -> float:
+        """Give notice; returns the deadline."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """`say` gets one line for everything that happens; `serving` is what Ray and Serve last showed."""
 
-    cloud: LocalCloud
+    cloud: Weather
     duration_s: float
     serving: Callable[[], ServingView | None]
     say: Callable[[str], None]

@@ -1,0 +1,52 @@
+"""`qm up` as a user runs it: a real Ray cluster, real Serve, the simulated engine, a load, a shortage, and the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.live import processes
+
+QM = (sys.executable, "-m", "autoscaler.cli")
+WALL_S = 290.0
+
+
+@pytest.mark.timeout(WALL_S + 30.0)
+def test_up_with_the_simulated_engine_survives_a_shortage_and_leaves_nothing(tmp_path: Path) -> None:
+    before = set(processes.marked())
+    out, journal = tmp_path / "report.json", tmp_path / "journal"
+    done = subprocess.run(
+        [*QM, "up", "--engine=sim", "--minutes=2", "--http-port=0", f"--json={out}", f"--journal={journal}"],
+        capture_output=True,
+        text=True,
+        timeout=WALL_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    report: dict[str, Any] = json.loads(out.read_text())
+    live = report["live"]
+    assert report["violations"] == []
+    assert report["requests"] > 150
+    assert live["failed_requests"] == 0
+    assert live["refused_then_granted_same_tick"] >= 1
+    assert live["max_ready_replicas"] >= 3
+    assert live["nodes_used"] >= 2
+    assert live["pools_used"] >= 2
+    (reclaim,) = live["reclaims"]
+    assert reclaim["empty_at_s"] <= reclaim["deadline_at_s"]
+    assert (live["leaked_instances"], live["leaked_processes"]) == (0, 0)
+    assert set(processes.marked()) <= before
+    assert "given back" in done.stdout
+    replayed = subprocess.run(
+        [*QM, "replay", f"--journal={journal}"],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
