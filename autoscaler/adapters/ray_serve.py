@@ -24,7 +24,7 @@ from serve_apps.wire import BOARD_NAMESPACE, LABEL_INSTANCE_ID, LLM_DEPLOYMENT, 
 
 T = TypeVar("T")
 PROBE_TIMEOUT_S = 1.0
-CALL_TIMEOUT_S = 3.0
+CALL_TIMEOUT_S = 5.0
 NODE_REMEMBERED_S = 600.0  # a dead node is listed for so long; Ray itself remembers a thousand of them
 CONTROLLER_AWAY_S = 60.0  # Serve's controller restarts within seconds; empty answers before this are not believed
 STATES: Mapping[str, ReplicaState] = {
@@ -33,7 +33,7 @@ STATES: Mapping[str, ReplicaState] = {
     "RECOVERING": "loading",
     "RUNNING": "ready",
     "STOPPING": "draining",
-    "PENDING_MIGRATION": "draining",
+    "PENDING_MIGRATION": "ready",  # on a draining node, and serving until its successor runs
 }
 
 

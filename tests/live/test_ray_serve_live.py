@@ -1,0 +1,192 @@
+"""RayServe and the local cloud against a real cluster: a head, real raylets as instances, a Serve application."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from autoscaler.adapters.local import LocalCloud
+from autoscaler.adapters.ray_serve import RayServe
+from autoscaler.core.model import Node, ServingView
+from autoscaler.ports import NotFound, Transient
+from serve_apps.wire import GATEWAY_APP, PlanMessage
+
+SECRET = "a-token-for-the-test"
+APP = "support.chat.small"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def poll(done: Callable[[], bool], limit_s: float, what: str) -> float:
+    started_s = time.monotonic()
+    while not done():
+        assert time.monotonic() - started_s < limit_s, f"{what}: not within {limit_s} s"
+        time.sleep(0.1)
+    return time.monotonic() - started_s
+
+
+@dataclass
+class Cluster:
+    address: str
+    dashboard_url: str
+    cloud: LocalCloud
+    serving: RayServe
+    root: Path
+
+    def observe(self) -> ServingView:
+        return self.serving.observe(time.time())
+
+    def nodes(self) -> dict[str, Node]:
+        return {node.instance_id: node for node in self.observe().nodes}
+
+    def states(self) -> list[str]:
+        return sorted(replica.state for replica in self.observe().replicas)
+
+
+@contextlib.contextmanager
+def head(port: int, dashboard_port: int, root: Path) -> Iterator[None]:
+    """A head node without CPUs or GPUs, in a process tree of its own that is gone afterwards."""
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        "--node-ip-address",
+        "127.0.0.1",
+    ]
+    command += ["--port", str(port), "--dashboard-port", str(dashboard_port), "--num-cpus", "0", "--num-gpus", "0"]
+    command += ["--object-store-memory", "80000000", "--include-log-monitor=false", "--disable-usage-stats"]
+    env = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(root)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            tree = psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            _, alive = psutil.wait_procs(tree, timeout=10)
+            for straggler in alive:
+                straggler.kill()
+
+
+@contextlib.contextmanager
+def local_cloud(address: str, folder: Path, root: Path) -> Iterator[LocalCloud]:
+    offering = {
+        "offering": "od-a",
+        "pool": "a",
+        "instance_type": "g6e.xlarge",
+        "zone": "us-east-1a",
+        "market": "on_demand",
+    }
+    numbers = {"gpus": 2, "price_usd_per_h": 1.0, "count": 2, "boot_s": 0.2}
+    env = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(root)}
+    config = {"cluster": "test", "ray_address": address, "offerings": [offering | numbers], "node_env": env}
+    (folder / "cloud.json").write_text(json.dumps(config))
+    (folder / "token").write_text(SECRET)
+    command = [sys.executable, "-m", "autoscaler.adapters.local_server", "--port", "0"]
+    command += ["--config", str(folder / "cloud.json"), "--token-file", str(folder / "token")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            with contextlib.closing(LocalCloud(process.stdout.readline().split()[-1], SECRET)) as cloud:
+                yield cloud
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, root: Path) -> Iterator[Cluster]:
+    port, dashboard_port = free_port(), free_port()
+    address, url = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
+    with contextlib.closing(RayServe(address, url)) as serving, head(port, dashboard_port, root):
+        poll(lambda: answers(serving), 40, "head")
+        with local_cloud(address, tmp_path, root) as cloud:
+            yield Cluster(address, url, cloud, serving, root)
+
+
+def answers(serving: RayServe) -> bool:
+    try:
+        serving.probe()
+        serving.observe(time.time())  # the dashboard's first answer on Serve takes seconds
+    except Transient:
+        return False
+    return True
+
+
+def deploy(cluster: Cluster, replicas: int) -> None:
+    """Our application with `replicas`, or none of it; and always one that is not ours and needs no GPU."""
+    common = {"route_prefix": None, "import_path": "tests.live.tiny_llm:app"}
+    no_gpu = {"name": "LLM", "num_replicas": 1, "ray_actor_options": {"num_cpus": 0, "num_gpus": 0}}
+    applications = [common | {"name": GATEWAY_APP, "deployments": [no_gpu]}]
+    if replicas:
+        applications.append(common | {"name": APP, "deployments": [{"name": "LLM", "num_replicas": replicas}]})
+    body = {"proxy_location": "Disabled", "applications": applications}
+    reply = httpx.put(f"{cluster.dashboard_url}/api/serve/applications/", json=body, timeout=60)
+    assert reply.is_success, reply.text
+
+
+def plan(seq: int) -> PlanMessage:
+    return PlanMessage(
+        run_id="r", seq=seq, published_at_s=1.0, stale_after_s=30.0, targets={APP: 1}, local_rules={}, services=()
+    )
+
+
+def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> None:
+    assert cluster.observe().replicas == ()
+    (instance_id,) = cluster.cloud.launch("od-a", 1, "t1")
+    joined_s = poll(lambda: instance_id in cluster.nodes(), 40, "join")
+    deploy(cluster, 3)
+    poll(lambda: cluster.states() == ["pending", "ready", "ready"], 60, "two replicas fit, one waits")
+    view = cluster.observe()
+    assert view.targets == ((APP, 3),)
+    assert {(r.service, r.variant) for r in view.replicas} == {("support/chat", "small")}
+    assert sorted(r.instance_id for r in view.replicas) == ["", instance_id, instance_id]
+    assert all(abs(r.since_s - time.time()) < 100 for r in view.replicas)
+
+    cluster.serving.publish(plan(1))
+    cluster.serving.publish(plan(2))
+    assert cluster.serving.reports() == {}
+    assert len(cluster.serving.metrics_urls()) == 2
+
+    cluster.serving.drain(instance_id, time.time() + 30, "surplus")
+    cluster.serving.drain(instance_id, time.time() + 30, "surplus")
+    assert cluster.nodes()[instance_id].draining
+    deploy(cluster, 0)
+    poll(lambda: not cluster.nodes()[instance_id].alive, 40, "the drained node leaves")
+    with pytest.raises(NotFound):
+        cluster.serving.drain(instance_id, time.time() + 30, "surplus")
+    poll(lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 10, "instance ends with its raylet")
+    assert cluster.cloud.describe(0.0).instances[0].state_reason.startswith("Client.InstanceInitiatedShutdown")
+    print(f"joined after {joined_s:.1f} s")
+
+
+def test_nothing_at_the_address_is_a_clear_error_within_seconds(root: Path) -> None:
+    port = free_port()
+    with contextlib.closing(RayServe(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}")) as serving:
+        for call in (serving.probe, serving.reports, lambda: serving.publish(plan(1))):
+            started_s = time.monotonic()
+            with pytest.raises(Transient, match=f"no Ray at 127.0.0.1:{port} .*ray start --head"):
+                call()
+            assert time.monotonic() - started_s < 5
+        with pytest.raises(Transient):
+            serving.observe(0.0)
+        with pytest.raises(Transient):
+            serving.drain("i-1", 0.0, "x")
