@@ -206,8 +206,8 @@ def differences(current: dict[str, Any] | None, wanted: dict[str, Any]) -> tuple
     for name in new:
         if name in old:
             lines += [f"~ {name}: {line}" for line in _changes(_flat(old[name]), _flat(new[name]))]
-    if current:
-        head = ("proxy_location", "http_options")
+    head = [key for key in ("proxy_location", "http_options") if key in (current or {})]
+    if current and head:
         before, after = ({key: side.get(key) for key in head} for side in (current, wanted))
         lines += [f"~ serve: {line} (needs a restart of Serve)" for line in _changes(_flat(before), _flat(after))]
     return tuple(lines)

@@ -113,7 +113,7 @@ def _value(node: yaml.Node, path: Path, document: Document) -> Any:
         return _mapping(node, path, document)
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*path, index), document) for index, item in enumerate(node.value)]
-    return _scalar(node, path, document)
+    return _scalar(node)
 
 
 def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str, Any]:
@@ -134,15 +134,13 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str
     return values
 
 
-def _scalar(node: yaml.Node, path: Path, document: Document) -> Any:
-    """Text, number, truth value or null. Dates and YAML 1.1's base-60 numbers (12:30) stay the text they look like."""
+def _scalar(node: yaml.Node) -> Any:
+    """Text, number, truth value or null. Dates and YAML 1.1's base-60 numbers (12:30) stay text."""
     if not isinstance(node, yaml.ScalarNode):
         raise TypeError(f"not a YAML scalar: {node}")
     kind, text = node.tag.removeprefix(_TAG), node.value
-    if kind in ("int", "float") and len(text) > MAX_NUMBER_LENGTH:
-        words = "is a number too long to read; shorten it"
-        document.problems.append(Problem(document.file, node.start_mark.line + 1, spell(path, None), words))
-        return None
+    if len(text) > MAX_NUMBER_LENGTH:
+        return text  # a number this long means something else, and takes quadratic time to read
     if kind == "int" and ":" not in text:
         return _SCALARS.construct_yaml_int(node)
     if kind == "float" and ":" not in text:

@@ -127,6 +127,8 @@ class Roofline(Sourced):
     kv_bandwidth_fraction: Positive
     prefill_tensor_fraction: Positive
     tp_step_s_per_layer: NonNegative
+    moe_prefill_tensor_fraction: Positive
+    moe_step_s_per_layer_and_rank: NonNegative
     uncertainty: NonNegative
 
 

@@ -186,10 +186,12 @@ def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
     bandwidth = ranks * place.gpu.bandwidth_gb_per_s * 1e9
     weights = card.weight_bytes(place.variant.precision)
     active = weights * card.active_params_b / card.params_b
-    token_s = 2.0 * card.active_params_b * 1e9 / (ranks * place.gpu.bf16_tflops * 1e12 * roof.prefill_tensor_fraction)
-    talk_s = roof.tp_step_s_per_layer * card.layers if ranks > 1 else 0.0
+    moe = card.experts > 1
+    fraction = roof.moe_prefill_tensor_fraction if moe else roof.prefill_tensor_fraction
+    token_s = 2.0 * card.active_params_b * 1e9 / (ranks * place.gpu.bf16_tflops * 1e12 * fraction)
+    layer_s = roof.tp_step_s_per_layer * (ranks > 1) + roof.moe_step_s_per_layer_and_rank * ranks * moe
     return Timing(
-        a_s=active / (bandwidth * roof.decode_bandwidth_fraction) + talk_s,
+        a_s=active / (bandwidth * roof.decode_bandwidth_fraction) + layer_s * card.layers,
         b_s_per_seq=token_s / 4.0,  # a decode step's arithmetic mostly hides behind its reads
         c_s_per_ktoken=1000.0 * card.kv_bytes_per_token / (bandwidth * roof.kv_bandwidth_fraction),
         prefill_tps=1.0 / token_s,
