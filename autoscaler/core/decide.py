@@ -7,7 +7,7 @@ of the cluster or of the cloud the last targets are repeated and nothing is laun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from policies.model import PolicySet, Service
@@ -22,8 +22,6 @@ from .place import CLOSING_S, Berth, Need, Option, Order, Purse, place
 from .publish import to_message as to_message
 from .reasons import ReasonCode, why
 from .release import Presence, drains, terminates
-
-Present = Mapping[str, Counter[str]]  # replicas by application, by instance
 
 
 def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s: float, plan_id: str) -> Plan:
@@ -124,15 +122,11 @@ def _usable(instance: InstanceBelief, offering: Offering, now_s: float) -> bool:
 
 def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -> tuple[Target, ...]:
     """What to publish: replicas placed in the cluster, and those on leaving nodes until a successor is ready."""
-    here: Counter[str] = Counter()
-    for berth in berths:
-        if berth.joined:
-            here.update(berth.given)
+    wanted, here = _given(berths), _given(berth for berth in berths if berth.joined)
     staying = {berth.instance_id for berth in berths}
     leaving, ready = presence.outside(staying), presence.ready_inside(staying)
     rows = []
     for need in needs:
-        wanted = _wanted(need, berths)
         handover = _handover(need, wanted, here, leaving, ready)
         for option in need.options:
             app = option.app
@@ -159,7 +153,7 @@ def _handover(
     """
     apps = [option.app for option in need.options]
     served_by_serve = {app: min(leaving[app], max(0, here[app] - ready[app])) for app in apps}
-    lacking = sum(wanted.values()) + _unplaced(need) - sum(ready[app] for app in apps) - sum(served_by_serve.values())
+    lacking = sum(wanted[app] - ready[app] - served_by_serve[app] for app in apps) + _unplaced(need)
     handover: Counter[str] = Counter()
     for app in apps:
         handover[app] = max(0, min(leaving[app] - served_by_serve[app], lacking))
@@ -167,13 +161,12 @@ def _handover(
     return handover
 
 
-def _wanted(need: Need, berths: list[Berth]) -> Counter[str]:
-    """Replicas of each of the need's applications with a place in the cluster, starting or ordered."""
-    wanted: Counter[str] = Counter()
-    apps = {option.app for option in need.options}
+def _given(berths: Iterable[Berth]) -> Counter[str]:
+    """Replicas by application that these berths were given."""
+    given: Counter[str] = Counter()
     for berth in berths:
-        wanted.update({app: n for app, n in berth.given.items() if app in apps})
-    return wanted
+        given.update(berth.given)
+    return given
 
 
 def _unplaced(need: Need) -> int:

@@ -96,6 +96,11 @@ class Need:
         wanted = max(by_rate, self.demand.replicas_floor - self.replicas)
         return max(0, min(wanted, self.entry.max_replicas - self.replicas))
 
+    @property
+    def short(self) -> bool:
+        """Whether any replica is still needed."""
+        return any(self.missing(option) for option in self.options)
+
     def allows(self, offering: Offering) -> bool:
         """Whether the policy lets this service use the offering for its next replica."""
         entry = self.entry
@@ -184,7 +189,8 @@ def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
 
 
 def _keep(need: Need, shelf: list[Berth]) -> None:
-    for berth in _steady_first(need, shelf):
+    mine = {option.app for option in need.options}
+    for berth in _steady_first(need, [berth for berth in shelf if not mine.isdisjoint(berth.present)]):
         for option in need.options:
             for _ in range(berth.present.get(option.app, 0)):
                 if need.missing(option) and _fits(need, option, berth) and not need.give(option, berth):
@@ -192,7 +198,9 @@ def _keep(need: Need, shelf: list[Berth]) -> None:
 
 
 def _grow(need: Need, shelf: list[Berth]) -> None:
-    for berth in _steady_first(need, shelf):
+    if not need.short:
+        return
+    for berth in _steady_first(need, [berth for berth in shelf if berth.free_gpus]):
         for option in need.options:
             while need.missing(option) and _fits(need, option, berth):
                 if not need.give(option, berth):
@@ -208,10 +216,9 @@ def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Or
     """What to launch for a need that owned and starting instances cannot hold; its replicas are placed on it at
     once.
     """
-    wanting = [option for option in need.options if need.missing(option)]
-    if not wanting:
+    if not need.short:
         return None
-    open_now, cooling = _ranked_offers(need, wanting, beliefs, now_s)
+    open_now, cooling = _ranked_offers(need, beliefs, now_s)
     if not open_now:
         need.note(_nowhere(cooling, beliefs, now_s))
         return None
@@ -232,13 +239,13 @@ def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Or
 
 
 def _ranked_offers(
-    need: Need, wanting: list[Option], beliefs: Beliefs, now_s: float
+    need: Need, beliefs: Beliefs, now_s: float
 ) -> tuple[list[tuple[float, str, Option, Offering]], tuple[str, ...]]:
     """Open offerings by the $/h that would meet the need, and the names of those that are cooling down."""
     open_now: list[tuple[float, str, Option, Offering]] = []
     cooling: dict[str, None] = {}
     for offering in sorted(beliefs.offers.values(), key=lambda o: o.offering):
-        for option in wanting:
+        for option in need.options:
             fitting = offering.gpus // option.shape.gpus
             if offering.instance_type != option.shape.instance_type or fitting == 0 or not need.allows(offering):
                 continue
@@ -280,9 +287,16 @@ def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], no
 def _preempt(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
     """As the last resort, GPUs in the cluster of the least important services that matter less than this one."""
     for victim in reversed(ranked):
-        if victim.entry.priority >= need.entry.priority:
+        if victim.entry.priority >= need.entry.priority or not need.short:
             return
-        for berth in (b for b in shelf if b.joined):
+        if victim.replicas:
+            _take_from(need, victim, shelf)
+
+
+def _take_from(need: Need, victim: Need, shelf: list[Berth]) -> None:
+    theirs = {option.app for option in victim.options}
+    for berth in shelf:
+        if berth.joined and not theirs.isdisjoint(berth.given):
             for option in need.options:
                 while need.missing(option) and _evict(need, option, victim, berth):
                     pass
