@@ -52,13 +52,14 @@ def replay(records: Iterable[Record], versions: tuple[tuple[str, str], ...]) -> 
     found = Replay()
     beliefs: Beliefs = EMPTY
     seen: Observation | None = None
-    exact = True
+    exact, runs = True, set[str]()
     for record in records:
         event = record.event
         match event:
             case Opened():
                 exact = event.versions == versions
-                found.exact, found.runs = found.exact and exact, found.runs + 1
+                found.exact = found.exact and exact
+                runs.add(event.run_id)
             case Observed():
                 seen = event.observation
             case Planned() if seen is not None:
@@ -73,6 +74,7 @@ def replay(records: Iterable[Record], versions: tuple[tuple[str, str], ...]) -> 
                 pass
         beliefs = learn(beliefs, event)
         found.records += 1
+    found.runs = len(runs)
     return found
 
 
