@@ -216,7 +216,8 @@ async def test_a_defect_of_the_gateway_is_a_500_with_openais_shape(monkeypatch: 
     rig = one_app()
 
     async def broken(app: str, request: dict[str, Any]) -> Any:
-        yield {}[app]
+        defect: dict[str, Any] = {}
+        yield defect[app]
 
     monkeypatch.setattr(rig.engines, "generate", broken)
     transport = httpx.ASGITransport(app=rig.app, raise_app_exceptions=False)
