@@ -1,8 +1,10 @@
 """Policies as a Ray Serve config, and what a new config would change. Pure; may not do I/O, read a clock or import Ray.
 
-The text is stable: the same policies and shapes give the same config, and only a changed value changes it. Replica
-numbers are not in it. Targets come from the plan through `serve_apps.serve_policy`; `initial_replicas` stays unset,
-because Serve resets a running target to it whenever a deployment's config changes, and without it keeps the target.
+The text is stable: the same policies and shapes give the same config, and only a changed value changes it. Two things
+are left out because Serve acts on their change. It resets a running target to `initial_replicas` whenever the config
+of a deployment changes, so that is unset and no replica number is in it: targets come from the plan through
+`serve_apps.serve_policy`. It restarts every replica when the policy's arguments change, so those hold nothing that a
+limit or an SLO alters: the local rule in force is the last plan's, within the bounds of `autoscaling_config`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from autoscaler.catalogue.shapes import CatalogueProblems, ShapeProblem
 from autoscaler.core.beliefs import EMPTY
 from autoscaler.core.capacity import capacity, mix_or_prior
 from autoscaler.core.model import Plan, Route, Shape, Target
-from autoscaler.core.publish import to_message
+from autoscaler.core.publish import LOCAL_RULE_HOLD_S, LOCAL_RULE_LOAD, to_message
 from policies.model import PolicySet, Service, Variant
 from serve_apps.wire import (
     GATEWAY_APP,
@@ -24,7 +26,8 @@ from serve_apps.wire import (
     LABEL_MARKET,
     LABEL_ZONE,
     LLM_DEPLOYMENT,
-    PlanMessage,
+    LocalRule,
+    ServiceRoute,
     app_name,
 )
 
@@ -34,6 +37,8 @@ NODE_MARKETS = frozenset(("odcr", "block", "interruptible", "spot", "on_demand")
 LOOK_BACK_S = 10.5  # Serve warns below its metrics interval of 10 s
 SHUTDOWN_MIN_S = 30.0
 GATEWAY_REQUESTS = 10_000
+FIRST_RULE_BATCH = 32  # a batch that engines of any size reach within common limits
+UNBOUNDED_REPLICAS = 1000  # Serve clamps to autoscaling_config.max_replicas
 
 
 class RenderProblems(CatalogueProblems):
@@ -50,14 +55,13 @@ def serve_config(
     problems = tuple(_undeployable(policy))
     if problems:
         raise RenderProblems(problems)
-    message = _without_plan(policy, shapes)
     by_key = {(shape.service, shape.variant): shape for shape in shapes}
-    applications = [_gateway(message)]
+    applications = [_gateway(_first_routes(policy, shapes))]
     for key, _, service in policy.services():
         for variant in service.variants:
             shape = by_key[key, variant.id]
             args = _engine_args(service, variant, shape, engine, time_scale)
-            applications.append(_application(service, shape, message, IMPORT_PATHS[engine], args))
+            applications.append(_application(service, shape, IMPORT_PATHS[engine], args))
     return {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": http_port},
@@ -77,11 +81,8 @@ def _undeployable(policy: PolicySet) -> Iterator[ShapeProblem]:
                 yield ShapeProblem(key, f"{where}.role", text)
 
 
-def _without_plan(policy: PolicySet, shapes: tuple[Shape, ...]) -> PlanMessage:
-    """What the board would say of a plan that keeps every service's floor on its first variant.
-
-    Routes and local rules then follow the formulas of every later plan.
-    """
+def _first_routes(policy: PolicySet, shapes: tuple[Shape, ...]) -> tuple[ServiceRoute, ...]:
+    """The gateway's routes until a plan arrives: those of a plan that keeps every floor on the first variant."""
     entries = {key: service for key, _, service in policy.services()}
     routes, targets = [], []
     for shape in shapes:
@@ -95,7 +96,7 @@ def _without_plan(policy: PolicySet, shapes: tuple[Shape, ...]) -> PlanMessage:
         id="render/0", at_s=0.0, demands=(), targets=tuple(targets), launches=(), drains=(), terminates=(),
         routes=tuple(routes), shortfalls=(),
     )  # fmt: skip
-    return to_message(plan, policy, replace(EMPTY, shapes=shapes), "render", 0, 0.0, 0.0)
+    return to_message(plan, policy, replace(EMPTY, shapes=shapes), "render", 0, 0.0, 0.0).services
 
 
 def _route(shape: Shape, batch: int, rps: float) -> Route:
@@ -108,21 +109,19 @@ def _route(shape: Shape, batch: int, rps: float) -> Route:
     )
 
 
-def _gateway(message: PlanMessage) -> dict[str, Any]:
+def _gateway(routes: tuple[ServiceRoute, ...]) -> dict[str, Any]:
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",
         "import_path": "serve_apps.gateway:build",
-        "args": {"services": [route.model_dump(mode="json") for route in message.services]},
+        "args": {"services": [route.model_dump(mode="json") for route in routes]},
         "deployments": [{"name": GATEWAY_DEPLOYMENT, "num_replicas": 1, "max_ongoing_requests": GATEWAY_REQUESTS}],
     }
 
 
-def _application(
-    service: Service, shape: Shape, message: PlanMessage, import_path: str, args: dict[str, Any]
-) -> dict[str, Any]:
+def _application(service: Service, shape: Shape, import_path: str, args: dict[str, Any]) -> dict[str, Any]:
     app = app_name(shape.service, shape.variant)
-    rule = message.local_rules[app]
+    rule = _first_rule(service, shape)
     options = {"num_cpus": 0, "num_gpus": shape.gpus, "label_selector": _labels(service, shape)}
     # One more than the batch and a tenth: the next request is already there when a slot falls free.
     ongoing = shape.timing.max_num_seqs + 1 + shape.timing.max_num_seqs // 10
@@ -146,6 +145,17 @@ def _application(
             }
         ],
     }
+
+
+def _first_rule(service: Service, shape: Shape) -> LocalRule:
+    """What Serve does before any plan: one replica of a service that keeps a floor, more for the requests in flight."""
+    keeps_one = shape.variant == service.variants[0].id and service.min_replicas > 0 and not service.scale_to_zero
+    return LocalRule(
+        target_ongoing_per_replica=max(1.0, LOCAL_RULE_LOAD * min(shape.timing.max_num_seqs, FIRST_RULE_BATCH)),
+        min_replicas=int(keeps_one),
+        max_replicas=UNBOUNDED_REPLICAS,
+        downscale_hold_s=LOCAL_RULE_HOLD_S,
+    )
 
 
 def _autoscaling(service: Service, target_ongoing: float) -> dict[str, Any]:
@@ -206,10 +216,10 @@ def differences(current: dict[str, Any] | None, wanted: dict[str, Any]) -> tuple
     for name in new:
         if name in old:
             lines += [f"~ {name}: {line}" for line in _changes(_flat(old[name]), _flat(new[name]))]
-    head = [key for key in ("proxy_location", "http_options") if key in (current or {})]
-    if current and head:
-        before, after = ({key: side.get(key) for key in head} for side in (current, wanted))
-        lines += [f"~ serve: {line} (needs a restart of Serve)" for line in _changes(_flat(before), _flat(after))]
+    known = [key for key in ("proxy_location", "http_options") if key in (current or {})]
+    head = {key: leaf for name in known for key, leaf in _flat(wanted[name], name).items()}
+    before = {key: leaf for name in known for key, leaf in _flat((current or {})[name], name).items() if key in head}
+    lines += [f"~ serve: {line} (needs a restart of Serve)" for line in _changes(before, head)]
     return tuple(lines)
 
 

@@ -151,6 +151,29 @@ def test_remeasured_constants_do_not_restart_vllm() -> None:
     assert before["applications"][1:] == after["applications"][1:]
 
 
+def test_a_new_limit_or_slo_restarts_no_replica() -> None:
+    """Serve restarts an application's replicas when its arguments, import path or policy arguments change."""
+    resolved = found()
+    slo = resolved.policy.services()[0][2].slo.model_copy(update={"ttft_s": 9.0, "e2e_s": 200.0})
+    edited = changed(resolved, min_replicas=3, max_replicas=30, priority=1, slo=slo, preemption_grace_s=9.0)
+    rendered = (config(), serve_config(edited, resolved.shapes, engine="sim"))
+    before, after = ({app["name"]: app for app in one["applications"][1:]} for one in rendered)
+    for name, new in after.items():
+        old = before[name]
+        for key in ("args", "import_path", "autoscaling_policy"):
+            assert old[key] == new[key]
+        assert llm(old)["ray_actor_options"] == llm(new)["ray_actor_options"]
+    assert llm(after["support.chat.g6-12x"])["autoscaling_config"]["max_replicas"] == 30
+
+
+@pytest.mark.parametrize(("changes", "floor"), [({}, 1), ({"min_replicas": 0}, 0), ({"scale_to_zero": True}, 0)])
+def test_before_any_plan_serve_keeps_one_replica_of_a_service_with_a_floor(changes: dict[str, Any], floor: int) -> None:
+    resolved = found()
+    apps = serve_config(changed(resolved, **changes), resolved.shapes, engine="sim")["applications"]
+    rules = [app["autoscaling_policy"]["policy_kwargs"]["local_rule"]["min_replicas"] for app in apps[1:3]]
+    assert rules == [floor, 0]
+
+
 def test_the_same_policy_gives_the_same_bytes_whatever_the_order_of_its_lists() -> None:
     resolved = found()
     again = serve_config(changed(resolved, markets=("spot", "on_demand")), resolved.shapes, engine="sim")
