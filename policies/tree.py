@@ -1,7 +1,7 @@
 """YAML as plain values with the line of every key. Reads files; may not import yaml's constructors or build any object.
 
-Hostile input is refused before anything is built from it: files over 1 MiB, aliases (the root of expansion bombs), tags
-(the root of code execution) and nesting over 24 levels. Keys must be text and unique.
+Hostile input is refused before anything is built from it: files over 1 MiB or 20,000 values, aliases (the root of
+expansion bombs), tags (the root of code execution) and nesting over 24 levels. Keys must be text and unique.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import yaml
 from .problems import Path, Problem
 
 MAX_BYTES = 1 << 20
+MAX_VALUES = 20_000
 MAX_DEPTH = 24
 MAX_NUMBER_LENGTH = 40
 _TAG = "tag:yaml.org,2002:"
@@ -92,7 +93,7 @@ def parse(text: str, file: str) -> Document:
 def _refusals(text: str) -> Iterator[tuple[int, str]]:
     """Line and reason of everything in the event stream that is never built."""
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.CSafeLoader)):
         line = event.start_mark.line + 1 if event.start_mark else 1
         tag = getattr(event, "tag", None)
         if isinstance(event, yaml.AliasEvent):
@@ -103,6 +104,8 @@ def _refusals(text: str) -> Iterator[tuple[int, str]]:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        if number > MAX_VALUES:
+            yield line, f"holds more than {MAX_VALUES} values; split it, or check what it is"
         if depth > MAX_DEPTH:
             yield line, f"is nested deeper than {MAX_DEPTH} levels; check the brackets"
 

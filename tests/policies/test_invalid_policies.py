@@ -38,6 +38,7 @@ CORPUS: dict[str, tuple[str | bytes, list[str]]] = {
     "python object": ("unit: !!python/object/apply:os.system [echo]\n", ["a.yaml:1: uses the YAML tag tag:yaml.org,2002:python/object/apply:os.system; write plain values"]),
     "custom tag": ("unit: !secret a\n", ["a.yaml:1: uses the YAML tag !secret; write plain values"]),
     "deep": ("[" * 500, ["a.yaml:1: is nested deeper than 24 levels; check the brackets"]),
+    "too many values": ("unit: [" + "1," * 30_000 + "]\n", ["a.yaml:1: holds more than 20000 values; split it, or check what it is"]),
     "endless number": (with_keys("priority: " + "9" * 5000), [f'a.yaml:8: services[chat].priority: must be a whole number, not "{"9" * 56}...; correct it']),
     # ---- keys
     "key twice": (GOOD + "unit: b\n", ["a.yaml:8: unit: is given twice, first in line 1; keep one"]),
