@@ -30,7 +30,7 @@ def replay_command(journal: Path, json_file: str | None) -> int:
 
 
 def _print_replay(found: Replay) -> None:
-    console = Console(highlight=False)
+    console = screen()
     how = (
         "byte for byte"
         if found.exact
@@ -60,7 +60,7 @@ def explain_command(journal: Path, service: str | None, at: str | None, json_fil
     if json_file:
         write_json(json_file, _EXPLANATION.dump_json(found))
     if json_file != "-":
-        _print_explanation(Console(highlight=False), found)
+        _print_explanation(screen(), found)
     return OK
 
 
@@ -82,6 +82,11 @@ def clock_words(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def screen() -> Console:
+    """Standard output; long lines are the terminal's to wrap."""
+    return Console(highlight=False, soft_wrap=True)
+
+
 def _print_explanation(console: Console, found: Explanation) -> None:
     console.print(
         f"[bold]{found.service}[/] variant {found.variant}: {found.granted} of {found.count} instances granted, "
@@ -93,9 +98,7 @@ def _print_explanation(console: Console, found: Explanation) -> None:
     console.print("\nWhy in this order")
     for line in found.reasons:
         console.print(f"  {line}", markup=False)
-    table = Table(
-        "offering", "$/h", "refusals before", "rests until", "asked", "granted", "outcome", box=None, pad_edge=False
-    )
+    table = Table("offering", "$/h", "asked", "granted", "answer", "before", box=None, pad_edge=False)
     for rung in found.rungs:
         table.add_row(*_rung_cells(rung, found.at_s))
     console.print()
@@ -106,12 +109,14 @@ def _print_explanation(console: Console, found: Explanation) -> None:
 
 
 def _rung_cells(rung: Rung, at_s: float) -> tuple[str, ...]:
+    """`before`: what the offering had answered until then, and until when it rests for that."""
+    before = f"{rung.refusals_in_row} × {rung.last_refusal}" if rung.refusals_in_row else ""
+    rests = f", rests until {clock_words(rung.cool_until_s)[11:19]}" if rung.cool_until_s > at_s else ""
     return (
         rung.offering,
         f"{rung.price_usd_per_h:.2f}" if rung.price_usd_per_h is not None else "?",
-        f"{rung.refusals_in_row} {rung.last_refusal}" if rung.refusals_in_row else "0",
-        clock_words(rung.cool_until_s)[11:19] if rung.cool_until_s > at_s else "",
         str(rung.asked or ""),
         str(rung.granted or ""),
         f"{rung.outcome} {rung.code}".strip(),
+        before + rests,
     )

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,8 @@ from autoscaler.adapters.telemetry import PrometheusTelemetry
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, write_json
 from autoscaler.core.events import PLAN
 from autoscaler.core.model import Plan
+from autoscaler.core.reasons import Reason
+from autoscaler.explain import words
 from autoscaler.loop import Controller
 from autoscaler.ports import Cloud, Metrics, PortError, Serving
 from autoscaler.render import Engine
@@ -53,11 +55,12 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The edges of one cluster."""
+    """The edges of one cluster, and how to leave it."""
 
     metrics: Metrics
     serving: Serving
     cloud: Cloud
+    leave: Callable[[], None]
 
 
 def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | None = None) -> int:
@@ -71,29 +74,34 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
     read(options.policies)
     folder = PolicyFolder(options.policies, read)
     telemetry = PrometheusTelemetry()
-    world = (connect or connect_cluster)(options)
-    journal = FileJournal(options.journal)
-    try:
-        if options.metrics_port is not None:
-            telemetry.serve(options.metrics_port)
+    with ExitStack() as leaving:
+        world = (connect or connect_cluster)(options)
+        leaving.callback(world.leave)
+        journal = FileJournal(options.journal)
+        leaving.callback(journal.close)
         if journal.repaired:
             _log("journal", repaired=journal.repaired)
-        controller = Controller(
-            clock=SystemClock(),
-            metrics=world.metrics,
-            serving=world.serving,
-            cloud=world.cloud,
-            journal=journal,
-            policy_source=folder,
-            executor=Pool(LAUNCH_WORKERS, options.tick_s / 2.0),
-            telemetry=telemetry,
-            advise=options.advise,
-            tick_s=options.tick_s,
-        )
-        with _signals(folder) as stop:
-            return _Ticker(controller, telemetry, stop, options).run()
-    finally:
-        journal.close()
+        if options.metrics_port is not None:
+            telemetry.serve(options.metrics_port)
+        stop = leaving.enter_context(_signals(folder))
+        return _Ticker(_controller(options, world, journal, folder, telemetry), telemetry, stop, options).run()
+
+
+def _controller(
+    options: RunOptions, world: World, journal: FileJournal, folder: PolicyFolder, telemetry: PrometheusTelemetry
+) -> Controller:
+    return Controller(
+        clock=SystemClock(),
+        metrics=world.metrics,
+        serving=world.serving,
+        cloud=world.cloud,
+        journal=journal,
+        policy_source=folder,
+        executor=Pool(LAUNCH_WORKERS, options.tick_s / 2.0),
+        telemetry=telemetry,
+        advise=options.advise,
+        tick_s=options.tick_s,
+    )
 
 
 def connect_cluster(options: RunOptions) -> World:
@@ -114,7 +122,12 @@ def connect_cluster(options: RunOptions) -> World:
         serving.probe()
     except PortError as error:
         raise BadInput(f"--ray-address {options.ray_address}: {error}") from error
-    return World(GatewayMetrics(), serving, cloud)
+
+    def leave() -> None:
+        serving.close()
+        cloud.close()
+
+    return World(GatewayMetrics(serving.reports), serving, cloud, leave)
 
 
 def _token(path: Path) -> str:
@@ -177,6 +190,8 @@ class _Ticker:
             _log("tick failed", error=f"{error.code}: {error}")
             return None
         _log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))
+        if plan is not None and self.options.advise and self.options.json_file != "-":
+            sys.stdout.writelines(f"{line}\n" for line in advice(plan))
         return plan
 
 
@@ -193,6 +208,19 @@ def _summary(plan: Plan | None) -> dict[str, object]:
         "drains": len(plan.drains),
         "terminates": len(plan.terminates),
     }
+
+
+def advice(plan: Plan) -> list[str]:
+    """What `qm run` would do now, one line an act, each with its reasons."""
+    acts: list[tuple[str, tuple[Reason, ...]]] = [
+        (f"publish {target.replicas} of {target.service} {target.variant}", target.reasons) for target in plan.targets
+    ]
+    acts += [
+        (f"launch {row.count} at {', '.join(row.alternates)} for {row.service}", row.reasons) for row in plan.launches
+    ]
+    acts += [(f"drain {one.instance_id}", one.reasons) for one in plan.drains]
+    acts += [(f"terminate {one.instance_id}", one.reasons) for one in plan.terminates]
+    return [f"{act} ({'; '.join(words(reason) for reason in reasons)})" for act, reasons in acts]
 
 
 def _log(what: str, **fields: object) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscaler.adapters.journal import read_all
-from autoscaler.commands.journal import clock_words
+from autoscaler.commands.journal import clock_words, screen
 from autoscaler.commands.outcome import OK, write_json
 from autoscaler.core.beliefs import EMPTY, Beliefs
 from autoscaler.core.events import CheckFailed, Configured, Event, Observed, Planned, PolicyRefused, Record
@@ -127,7 +127,7 @@ def status_command(journal: Path, json_file: str | None) -> int:
     if json_file:
         write_json(json_file, TypeAdapter(Status).dump_json(found))
     if json_file != "-":
-        _print(Console(highlight=False), found)
+        _print(screen(), found)
     return OK
 
 
