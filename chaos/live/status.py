@@ -171,7 +171,7 @@ def _lines(report: Report) -> list[str]:
     ]
     if live is not None:
         lines += [
-            f"at most {live.max_ready_replicas} replicas ready at once, on {live.nodes_used} nodes of {live.pools_used} pools",
+            f"at most {live.max_ready_replicas} ready at once, on {live.nodes_used} nodes of {live.pools_used} pools",
             f"refusals answered from another pool in the same tick: {live.refused_then_granted_same_tick}",
         ]
         lines += [_reclaim(seen.deadline_at_s, seen.empty_at_s) for seen in live.reclaims]
