@@ -214,11 +214,17 @@ def apply(
 
 
 @app.command()
-def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, plan, journal, …")]) -> None:
+def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, plan, report, …")]) -> None:
     """Print the JSON Schema of one format."""
     from autoscaler.commands.policy import schema_command
 
-    raise typer.Exit(schema_command(name))
+    raise typer.Exit(schema_command(name, {"report": _report_schema}))
+
+
+def _report_schema() -> dict[str, Any]:
+    from chaos.report import Report
+
+    return Report.model_json_schema()
 
 
 if __name__ == "__main__":
