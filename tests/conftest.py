@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-# `make test` tries the same examples every time; `make proof` tries other ones, and fifty times as many.
+# `make test` tries the same examples every time; `make proof` tries other ones, and twenty times as many.
 settings.register_profile("test", deadline=None, derandomize=True, database=None)
-settings.register_profile("proof", deadline=None, max_examples=5000, print_blob=True)
+settings.register_profile("proof", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("test")
 
 
