@@ -32,6 +32,7 @@ from autoscaler.core.events import (
 from autoscaler.core.model import Missing, Observation, Plan
 from autoscaler.ledger import Ledger
 from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, PolicySource, PortError, Serving
+from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
 
 T = TypeVar("T")
@@ -147,9 +148,9 @@ class Controller:
     def _fall_back(self, failed: CheckFailed) -> None:
         """A plan that breaks an invariant is not acted on; the targets of the one before stay in force."""
         self.ledger.record(failed, durable=True)
-        before = self.ledger.beliefs.last_plan
-        if before is not None and not self.advise:
-            self._act(failed.at_s).publish(before.id, self._message(before, failed.at_s))
+        before, policy = self.ledger.beliefs.last_plan, self.ledger.beliefs.policy
+        if before is not None and policy is not None and not self.advise:
+            self._act(failed.at_s).publish(before.id, self._message(_still_named(before, policy), failed.at_s))
 
     def _act(self, now_s: float) -> Act:
         return Act(
@@ -173,6 +174,14 @@ class Controller:
             now_s=now_s,
             stale_after_s=max(STALE_AFTER_TICKS * self.tick_s, STALE_AFTER_MIN_S),
         )
+
+
+def _still_named(plan: Plan, policy: PolicySet) -> Plan:
+    """The plan without the services that a policy newer than it no longer names."""
+    named = {key for key, _, _ in policy.services()}
+    targets = tuple(row for row in plan.targets if row.service in named)
+    routes = tuple(row for row in plan.routes if row.service in named)
+    return replace(plan, targets=targets, routes=routes)
 
 
 def _guarded(call: Callable[[], T]) -> T | Missing:

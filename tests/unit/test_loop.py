@@ -216,6 +216,17 @@ def test_a_first_plan_that_breaks_an_invariant_publishes_nothing(monkeypatch: py
     assert not made.cloud.launches
 
 
+def test_a_service_that_left_the_policy_while_its_plan_is_the_last_good_one_is_not_published() -> None:
+    made = scene()
+    made.run(200.0)
+    made.policy = made.policy.model_copy(update={"units": (unit(service("other")),)})
+    made.source.set(made.policy)
+    made.serving.failures.append(Transient("not seen"))
+    made.controller.tick()
+    assert made.serving.published[-1].targets == {"support.other.l4": 0}
+    assert [route.service for route in made.serving.published[-1].services] == ["support/other"]
+
+
 # ---- crashes --------------------------------------------------------------------------------------------------------
 class CrashError(BaseException):
     """The process is gone: nothing in it may handle this."""
