@@ -188,8 +188,12 @@ def _one_of(values: list[Any] | tuple[str, ...]) -> str:
 
 
 def _shutdown_s(service: Service) -> float:
-    """Time a replica has to finish what it runs before Serve kills it."""
-    return max(SHUTDOWN_MIN_S, service.preemption_grace_s, service.slo.e2e_s or 0.0)
+    """Time a replica has to finish what it runs before Serve kills it.
+
+    Serve stops a replica on a draining node this long before the node's deadline, successor or not: as long as a
+    reclaim notice, it would stop all of them as the notice comes.
+    """
+    return max(SHUTDOWN_MIN_S, service.slo.e2e_s or 0.0)
 
 
 def _engine_args(service: Service, variant: Variant, shape: Shape, engine: Engine, time_scale: float) -> dict[str, Any]:

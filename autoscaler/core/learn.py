@@ -299,10 +299,11 @@ def _learn_loads(beliefs: Beliefs, seen: Observation) -> Beliefs:
 
 
 def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> ServiceBelief:
-    rps, prefill, decode = (_value(s) for s in (load.arrival_rps, load.prefill_tps, load.decode_tps))
-    if rps is None or prefill is None or decode is None:
-        why = load.arrival_rps.why if isinstance(load.arrival_rps, Missing) else "token rates missing"
-        return replace(known, blind_why=why)
+    if isinstance(load.arrival_rps, Missing):
+        return replace(known, blind_why=load.arrival_rps.why)
+    rps = _value(load.arrival_rps) or 0.0
+    # Until a first answer nobody knows how long requests are. To call that blind would keep a service at zero for ever.
+    prefill, decode = _value(load.prefill_tps) or 0.0, _value(load.decode_tps) or 0.0
     sample = Sample(at_s=at_s, arrival_rps=rps, prefill_tps=prefill, decode_tps=decode)
     kept = tuple(row for row in known.history if row.at_s > at_s - HISTORY_S)
     queued = _value(load.queued)

@@ -164,6 +164,13 @@ def test_missing_is_remembered_as_blindness_and_adds_no_sample() -> None:
     assert learn(beliefs, loads(20.0, *[Idle(at_s=20.0)] * 3)).services[CHAT].blind_why == ""
 
 
+def test_arrivals_without_an_answer_yet_are_seen_or_a_service_at_zero_would_stay_there() -> None:
+    unknown: list[Signal] = [Missing(why="no request has got an answer yet")] * 2
+    known = learn(EMPTY, loads(10.0, Measured(value=0.5, at_s=10.0), *unknown)).services[CHAT]
+    assert (known.blind_why, known.input_tokens, known.output_tokens) == ("", 0.0, 0.0)
+    assert [row.arrival_rps for row in known.history] == [0.5]
+
+
 def test_load_times_are_measured_from_placement_to_ready() -> None:
     def view(at_s: float, state: ReplicaState) -> Event:
         row = Replica(replica_id="r", service=CHAT, variant="l4", instance_id="i", state=state, since_s=0.0)

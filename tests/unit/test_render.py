@@ -114,7 +114,7 @@ def test_a_replica_takes_more_requests_than_its_batch_and_has_time_to_finish_the
     resolved = found()
     for app, shape in zip(config()["applications"][1:], resolved.shapes, strict=True):
         assert llm(app)["max_ongoing_requests"] > shape.timing.max_num_seqs
-        assert llm(app)["graceful_shutdown_timeout_s"] == 120.0
+        assert llm(app)["graceful_shutdown_timeout_s"] == 30.0  # well below a notice of two minutes
     slo = resolved.policy.services()[0][2].slo.model_copy(update={"e2e_s": 300.0})
     slow = serve_config(changed(resolved, slo=slo), resolved.shapes, engine="sim")
     assert llm(slow["applications"][1])["graceful_shutdown_timeout_s"] == 300.0
