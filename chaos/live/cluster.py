@@ -63,6 +63,7 @@ class Setup:
     offerings: Sequence[Mapping[str, Any]]
     http_port: int
     keep: bool
+    launch_s: float = 0.0  # how long the local cloud's launch calls take to answer
 
 
 @dataclass
@@ -159,6 +160,7 @@ class Cluster:
                     "ray_address": self.ray_address,
                     "offerings": [dict(row) for row in self.setup.offerings],
                     "node_env": ENVIRONMENT | {MARK: self.setup.run_id},
+                    "launch_s": self.setup.launch_s,
                 }
             )
         )
@@ -205,6 +207,12 @@ class Cluster:
         for name, child in self._parts.items():
             if child.poll() is not None and not (self.setup.keep and name == "ray-head" and child.returncode == 0):
                 raise StartFailedError(f"{name} ended with {child.returncode}:\n{self.tail(name)}")
+
+    def forget(self, name: str) -> None:
+        """A part that was killed on purpose: no longer missed when it ends. Waits for its end."""
+        child = self._parts.pop(name, None)
+        if child is not None:
+            child.wait(timeout=15.0)
 
     def stop(self) -> None:
         """Ask the parts to end, controller first so that nothing is launched meanwhile, and wait for each."""
