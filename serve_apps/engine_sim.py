@@ -155,7 +155,7 @@ class SimLLM:
         """Raises RuntimeError when the step loop has died."""
         for task in self._tasks:
             if task.done():
-                raise RuntimeError(f"the engine has stopped: {task.exception()!r}")
+                raise RuntimeError(f"the engine has stopped: {task!r}")
 
     def _start(self) -> None:
         if not self._tasks:
