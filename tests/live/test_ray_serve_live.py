@@ -19,12 +19,11 @@ import pytest
 
 from autoscaler.adapters.local import LocalCloud
 from autoscaler.adapters.ray_serve import RayServe
-from autoscaler.core.model import Node, ServingView
-from autoscaler.ports import NotFound, Transient
-from serve_apps.wire import GATEWAY_APP, PlanMessage
+from autoscaler.ports import Transient
+from serve_apps.wire import GATEWAY_APP
+from tests.serving_contract import APP, OFFERING, ServingRig, lives_from_join_to_drain, plan
 
 SECRET = "a-token-for-the-test"
-APP = "support.chat.small"
 
 
 def free_port() -> int:
@@ -33,30 +32,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def poll(done: Callable[[], bool], limit_s: float, what: str) -> float:
+def poll(done: Callable[[], bool], limit_s: float, what: str) -> None:
     started_s = time.monotonic()
     while not done():
         assert time.monotonic() - started_s < limit_s, f"{what}: not within {limit_s} s"
         time.sleep(0.1)
-    return time.monotonic() - started_s
 
 
 @dataclass
 class Cluster:
-    address: str
     dashboard_url: str
     cloud: LocalCloud
     serving: RayServe
-    root: Path
-
-    def observe(self) -> ServingView:
-        return self.serving.observe(time.time())
-
-    def nodes(self) -> dict[str, Node]:
-        return {node.instance_id: node for node in self.observe().nodes}
-
-    def states(self) -> list[str]:
-        return sorted(replica.state for replica in self.observe().replicas)
 
 
 @contextlib.contextmanager
@@ -89,7 +76,7 @@ def head(port: int, dashboard_port: int, root: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def local_cloud(address: str, folder: Path, root: Path) -> Iterator[LocalCloud]:
     offering = {
-        "offering": "od-a",
+        "offering": OFFERING,
         "pool": "a",
         "instance_type": "g6e.xlarge",
         "zone": "us-east-1a",
@@ -119,7 +106,7 @@ def cluster(tmp_path: Path, root: Path) -> Iterator[Cluster]:
     with contextlib.closing(RayServe(address, url)) as serving, head(port, dashboard_port, root):
         poll(lambda: answers(serving), 40, "head")
         with local_cloud(address, tmp_path, root) as cloud:
-            yield Cluster(address, url, cloud, serving, root)
+            yield Cluster(url, cloud, serving)
 
 
 def answers(serving: RayServe) -> bool:
@@ -143,39 +130,14 @@ def deploy(cluster: Cluster, replicas: int) -> None:
     assert reply.is_success, reply.text
 
 
-def plan(seq: int) -> PlanMessage:
-    return PlanMessage(
-        run_id="r", seq=seq, published_at_s=1.0, stale_after_s=30.0, targets={APP: 1}, local_rules={}, services=()
-    )
-
-
 def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> None:
-    assert cluster.observe().replicas == ()
-    (instance_id,) = cluster.cloud.launch("od-a", 1, "t1")
-    joined_s = poll(lambda: instance_id in cluster.nodes(), 40, "join")
-    deploy(cluster, 3)
-    poll(lambda: cluster.states() == ["pending", "ready", "ready"], 60, "two replicas fit, one waits")
-    view = cluster.observe()
-    assert view.targets == ((APP, 3),)
-    assert {(r.service, r.variant) for r in view.replicas} == {("support/chat", "small")}
-    assert sorted(r.instance_id for r in view.replicas) == ["", instance_id, instance_id]
-    assert all(abs(r.since_s - time.time()) < 100 for r in view.replicas)
-
-    cluster.serving.publish(plan(1))
-    cluster.serving.publish(plan(2))
+    rig = ServingRig(cluster.serving, cluster.cloud, time.time, time.sleep, lambda target: deploy(cluster, target))
+    lives_from_join_to_drain(rig)
+    (instance,) = cluster.cloud.describe(0.0).instances
+    assert instance.state_reason.startswith("Client.InstanceInitiatedShutdown")
     assert cluster.serving.reports() == {}
-    assert len(cluster.serving.metrics_urls()) == 2
-
-    cluster.serving.drain(instance_id, time.time() + 30, "surplus")
-    cluster.serving.drain(instance_id, time.time() + 30, "surplus")
-    assert cluster.nodes()[instance_id].draining
-    deploy(cluster, 0)
-    poll(lambda: not cluster.nodes()[instance_id].alive, 40, "the drained node leaves")
-    with pytest.raises(NotFound):
-        cluster.serving.drain(instance_id, time.time() + 30, "surplus")
-    poll(lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 10, "instance ends with its raylet")
-    assert cluster.cloud.describe(0.0).instances[0].state_reason.startswith("Client.InstanceInitiatedShutdown")
-    print(f"joined after {joined_s:.1f} s")
+    assert cluster.serving.notes() == {}
+    assert len(cluster.serving.metrics_urls()) == 1
 
 
 def test_nothing_at_the_address_is_a_clear_error_within_seconds(root: Path) -> None:

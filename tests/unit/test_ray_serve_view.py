@@ -32,7 +32,7 @@ def details(*replicas: Mapping[str, Any], app: str = "support.chat.small", deplo
         ("RUNNING", "n1", ("ready", "i-1")),
         ("STOPPING", "n1", ("draining", "i-1")),
         ("STOPPING", None, ("draining", "")),
-        ("PENDING_MIGRATION", "n1", ("draining", "i-1")),
+        ("PENDING_MIGRATION", "n1", ("ready", "i-1")),
         ("RUNNING", "a-node-that-is-not-ours", ("ready", "")),
     ],
 )

@@ -1,0 +1,82 @@
+"""What every Serving must do, as the life of two replicas on one instance. Run on the fake and on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from autoscaler.core.model import Node, ServingView
+from autoscaler.ports import Cloud, NotFound, Serving
+from serve_apps.wire import PlanMessage
+
+APP = "support.chat.small"
+OFFERING = "od-a"  # two GPUs; a replica of APP needs one
+
+
+@dataclass
+class ServingRig:
+    """A Serving over a Cloud with one OFFERING; `scale` sets APP's target, `wait` lets time pass."""
+
+    serving: Serving
+    cloud: Cloud
+    now_s: Callable[[], float]
+    wait: Callable[[float], None]
+    scale: Callable[[int], None]
+
+    def observe(self) -> ServingView:
+        return self.serving.observe(self.now_s())
+
+    def nodes(self) -> dict[str, Node]:
+        return {node.instance_id: node for node in self.observe().nodes}
+
+    def states(self) -> list[str]:
+        return sorted(replica.state for replica in self.observe().replicas)
+
+    def until(self, done: Callable[[], bool], limit_s: float, what: str) -> float:
+        """Seconds until it came true."""
+        started_s = self.now_s()
+        while not done():
+            assert self.now_s() - started_s < limit_s, f"{what}: not within {limit_s} s"
+            self.wait(0.1)
+        return self.now_s() - started_s
+
+
+def plan(seq: int, target: int = 1) -> PlanMessage:
+    return PlanMessage(
+        run_id="r", seq=seq, published_at_s=1.0, stale_after_s=30.0, targets={APP: target}, local_rules={}, services=()
+    )
+
+
+def lives_from_join_to_drain(rig: ServingRig) -> float:
+    """The whole life; returns the seconds from launch to join."""
+    assert rig.observe().replicas == ()
+    (instance_id,) = rig.cloud.launch(OFFERING, 1, "t1")
+    joined_s = rig.until(lambda: instance_id in rig.nodes(), 60, "join")
+    node = rig.nodes()[instance_id]
+    assert (node.alive, node.draining) == (True, False)
+
+    rig.scale(3)
+    rig.until(lambda: rig.states() == ["pending", "ready", "ready"], 90, "two replicas fit, one waits")
+    before_s = rig.now_s()
+    view = rig.observe()
+    assert before_s <= view.at_s <= rig.now_s()
+    assert view.targets == ((APP, 3),)
+    assert {(replica.service, replica.variant) for replica in view.replicas} == {("support/chat", "small")}
+    assert sorted(replica.instance_id for replica in view.replicas) == ["", instance_id, instance_id]
+    assert len({replica.replica_id for replica in view.replicas}) == 3
+    assert all(rig.now_s() - 200 < replica.since_s <= rig.now_s() for replica in view.replicas)
+    rig.serving.publish(plan(1, 3))
+    rig.serving.publish(plan(2, 3))
+
+    with pytest.raises(NotFound):
+        rig.serving.drain("i-unknown", rig.now_s() + 30, "surplus")
+    rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
+    rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
+    assert rig.nodes()[instance_id].draining
+    rig.scale(0)
+    rig.until(lambda: not rig.nodes()[instance_id].alive, 60, "the drained node leaves")
+    with pytest.raises(NotFound):
+        rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
+    return joined_s
