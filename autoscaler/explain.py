@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from autoscaler.core.beliefs import EMPTY, Beliefs, OfferingBelief
 from autoscaler.core.events import (
@@ -21,6 +22,8 @@ from autoscaler.core.events import (
 from autoscaler.core.learn import learn
 from autoscaler.core.model import Launch, Plan
 from autoscaler.core.reasons import Reason, ReasonCode
+
+FIRST_INSTANT_S = 1e8  # no duration is three years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +157,7 @@ def _rung(found: _Found, offering: str, outcome: str) -> Rung:
 def _remedies(launch: Launch, rungs: tuple[Rung, ...]) -> tuple[str, ...]:
     """What would have sent it elsewhere, from what stood in its way."""
     lines = [
-        f"{r.offering} comes first: it would have been taken, had it not answered {r.code}"
-        for r in rungs
-        if r.outcome == "refused"
+        f"{r.offering} would have been taken, had it not answered {r.code}" for r in rungs if r.outcome == "refused"
     ]
     lines += [
         f"{r.offering} is left out after {r.refusals_in_row} refusals ({r.last_refusal}): asked again after its rest"
@@ -179,7 +180,13 @@ def _remedies(launch: Launch, rungs: tuple[Rung, ...]) -> tuple[str, ...]:
 
 
 def words(reason: Reason) -> str:
-    """``forecast_quantile: arrival_rps 12.3, quantile 0.95``, numbers with six significant digits."""
-    numbers = ", ".join(f"{name} {value:.6g}" for name, value in reason.numbers)
+    """``forecast_quantile: arrival_rps 12.3, quantile 0.95``: six significant digits, instants as UTC times."""
+    numbers = ", ".join(f"{name} {_number(name, value)}" for name, value in reason.numbers)
     head = f"{reason.code.value} {reason.subject}".strip()
     return f"{head}: {numbers}" if numbers else head
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("_s") and value >= FIRST_INSTANT_S:
+        return datetime.fromtimestamp(value, UTC).strftime("%H:%M:%S UTC")
+    return f"{value:.6g}"

@@ -7,10 +7,8 @@ journal does not hold.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from typing import Protocol, TypeVar
 
 from autoscaler.act import Act, Executor
@@ -32,6 +30,7 @@ from autoscaler.core.events import (
 from autoscaler.core.model import Missing, Observation, Plan
 from autoscaler.ledger import Ledger
 from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, PolicySource, PortError, Serving
+from autoscaler.software import versions
 from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
 
@@ -190,15 +189,3 @@ def _guarded(call: Callable[[], T]) -> T | Missing:
         return call()
     except PortError as error:
         return Missing(why=f"{error.code}: {error}")
-
-
-def versions() -> tuple[tuple[str, str], ...]:
-    """The software and the processor whose arithmetic a plan's last digits may depend on."""
-    packages = [(name, metadata.version(name)) for name in ("numpy", "pydantic", "quartermaster-serve")]
-    return (("python", platform.python_version()), *packages, ("cpu", _cpu_features()))
-
-
-def _cpu_features() -> str:
-    from numpy._core._multiarray_umath import __cpu_features__  # type: ignore[import-not-found]
-
-    return platform.machine() + "".join(f" {name}" for name, has in sorted(__cpu_features__.items()) if has)

@@ -48,7 +48,7 @@ class Replay:
 
 
 def replay(records: Iterable[Record], versions: tuple[tuple[str, str], ...]) -> Replay:
-    """Fold `records`, deciding again at each plan. `versions` are this software's (`loop.versions`)."""
+    """Fold `records`, deciding again at each plan. `versions` are this software's (`software.versions`)."""
     found = Replay()
     beliefs: Beliefs = EMPTY
     seen: Observation | None = None

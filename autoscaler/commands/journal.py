@@ -7,14 +7,15 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from autoscaler.adapters.journal import read_all
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, write_json
 from autoscaler.explain import Explanation, Rung, explain
-from autoscaler.loop import versions
 from autoscaler.replay import DIFFERENCES_SHOWN, Replay, replay
+from autoscaler.software import versions
 
+COLUMNS = ("offering", "$/h", "answer", "refused before")
 _REPLAY: TypeAdapter[Replay] = TypeAdapter(Replay)
 _EXPLANATION: TypeAdapter[Explanation] = TypeAdapter(Explanation)
 
@@ -98,9 +99,9 @@ def _print_explanation(console: Console, found: Explanation) -> None:
     console.print("\nWhy in this order")
     for line in found.reasons:
         console.print(f"  {line}", markup=False)
-    table = Table("offering", "$/h", "asked", "granted", "answer", "before", box=None, pad_edge=False)
+    table = Table(*(Column(name, overflow="fold") for name in COLUMNS), box=None, pad_edge=False)
     for rung in found.rungs:
-        table.add_row(*_rung_cells(rung, found.at_s))
+        table.add_row(*_rung_cells(rung))
     console.print()
     console.print(table)
     console.print("\nWhat would change it")
@@ -108,15 +109,19 @@ def _print_explanation(console: Console, found: Explanation) -> None:
         console.print(f"  {line}", markup=False)
 
 
-def _rung_cells(rung: Rung, at_s: float) -> tuple[str, ...]:
-    """`before`: what the offering had answered until then, and until when it rests for that."""
+def _rung_cells(rung: Rung) -> tuple[str, ...]:
+    price = f"{rung.price_usd_per_h:.2f}" if rung.price_usd_per_h is not None else "?"
     before = f"{rung.refusals_in_row} × {rung.last_refusal}" if rung.refusals_in_row else ""
-    rests = f", rests until {clock_words(rung.cool_until_s)[11:19]}" if rung.cool_until_s > at_s else ""
-    return (
-        rung.offering,
-        f"{rung.price_usd_per_h:.2f}" if rung.price_usd_per_h is not None else "?",
-        str(rung.asked or ""),
-        str(rung.granted or ""),
-        f"{rung.outcome} {rung.code}".strip(),
-        before + rests,
-    )
+    return rung.offering, price, _answer(rung), before
+
+
+def _answer(rung: Rung) -> str:
+    match rung.outcome:
+        case "granted":
+            return f"granted {rung.granted} of {rung.asked}"
+        case "refused":
+            return rung.code
+        case "cooling down":
+            return f"left out, rests until {clock_words(rung.cool_until_s)[11:19]}"
+        case _:
+            return f"{rung.outcome} {rung.code}".strip()

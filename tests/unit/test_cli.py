@@ -137,7 +137,8 @@ def test_replay_of_a_changed_decision_ends_with_1_and_names_it(journal: Path, mo
 def test_explain_tells_the_last_launch_in_one_screen(journal: Path) -> None:
     found = qm("explain", "--journal", journal)
     assert found.exit_code == 0
-    assert "refused InsufficientInstanceCapacity" in " ".join(found.output.split())
+    shown = " ".join(found.output.split())
+    assert "dry 1.00 InsufficientInstanceCapacity full 2.00 granted 2 of 2" in shown
     assert len(found.output.splitlines()) < 40
 
 

@@ -56,7 +56,7 @@ def test_it_says_what_would_have_changed_it() -> None:
     made = shortage()
     made.run(10.0)
     remedies = told(made).remedies
-    assert "dry comes first: it would have been taken, had it not answered InsufficientInstanceCapacity" in remedies
+    assert "dry would have been taken, had it not answered InsufficientInstanceCapacity" in remedies
     assert any(line.startswith("spare would be next") for line in remedies)
 
 
@@ -109,3 +109,4 @@ def test_reasons_are_words_and_numbers() -> None:
         "cheapest a: usd_per_h 1.23457, offerings 2"
     )
     assert words(why(ReasonCode.SURPLUS)) == "surplus"
+    assert words(why(ReasonCode.COOLING_DOWN, "a", until_s=1_796_076_940.0)) == "cooling_down a: until_s 22:15:40 UTC"

@@ -31,6 +31,7 @@ from autoscaler.core.learn import fold
 from autoscaler.core.model import CloudView, Missing
 from autoscaler.core.snapshot import save
 from autoscaler.ports import Broken, Policy, Transient
+from autoscaler.software import versions
 from tests.scene import Scene, offering, service, shapes_of, unit
 
 KEY = "support/chat"
@@ -426,6 +427,6 @@ def test_acts_that_fail_are_journalled() -> None:
 
 
 def test_versions_name_what_arithmetic_depends_on() -> None:
-    names = dict(loop.versions())
-    assert names.keys() == {"python", "numpy", "pydantic", "quartermaster-serve", "cpu"}
+    names = dict(versions())
+    assert names.keys() == {"python", "numpy", "pydantic", "quartermaster-serve", "sources", "cpu"}
     assert all(names.values())

@@ -12,8 +12,8 @@ from autoscaler import loop
 from autoscaler.adapters.journal import FileJournal, read_all
 from autoscaler.core.events import RECORD, CheckFailed, Configured, Event, Opened, Planned, Record, Snapshot
 from autoscaler.core.model import Plan
-from autoscaler.loop import versions
 from autoscaler.replay import changed, replay
+from autoscaler.software import versions
 from tests.scene import Scene, offering, service, unit
 
 
