@@ -111,7 +111,7 @@ def _print_explanation(console: Console, found: Explanation) -> None:
 
 def _rung_cells(rung: Rung) -> tuple[str, ...]:
     price = f"{rung.price_usd_per_h:.2f}" if rung.price_usd_per_h is not None else "?"
-    before = f"{rung.refusals_in_row} × {rung.last_refusal}" if rung.refusals_in_row else ""
+    before = f"{rung.refusals_in_row} in a row" if rung.refusals_in_row else ""
     return rung.offering, price, _answer(rung), before
 
 
