@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from autoscaler.ports import Cloud, Misconfigured, NoCapacity, NotFound, Quota, 
 from tests.fakes import FakeClock, FakeCloud
 
 SECRET = "a-token-for-the-test"
-MARKER = "987654.25"  # the instances' harmless command, found again in the process table
+MARKER = f"987654.{os.getpid()}"  # the instances' harmless command, found again in the process table
 
 
 def config(**changes: object) -> CloudConfig:
