@@ -95,6 +95,13 @@ def test_documents_that_are_mentioned_anywhere_exist() -> None:
     assert {(name, each) for name, each in mentioned if not (ROOT / each).exists()} == set()
 
 
+@pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_a_document_names_exist(document: Path) -> None:
+    folders = "|".join([*PACKAGES, "tests", "docs"])
+    named = re.findall(rf"(?<![\w/.-])(?:{folders})/[\w./-]*\w", document.read_text(encoding="utf-8"))
+    assert [each for each in named if not (ROOT / each).exists()] == []
+
+
 def imported(path: Path) -> Iterator[str]:
     """Top-level names that a Python file imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
