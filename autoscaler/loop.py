@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from autoscaler.act import Act, Executor
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.check import check
-from autoscaler.core.decide import decide, to_message
+from autoscaler.core.decide import decide, still_named, to_message
 from autoscaler.core.demand import forecast
 from autoscaler.core.events import (
     SCHEMA_VERSION,
@@ -31,7 +31,6 @@ from autoscaler.core.model import Missing, Observation, Plan
 from autoscaler.ledger import Ledger
 from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, PolicySource, PortError, Serving
 from autoscaler.software import versions
-from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
 
 T = TypeVar("T")
@@ -149,7 +148,7 @@ class Controller:
         self.ledger.record(failed, durable=True)
         before, policy = self.ledger.beliefs.last_plan, self.ledger.beliefs.policy
         if before is not None and policy is not None and not self.advise:
-            self._act(failed.at_s).publish(before.id, self._message(_still_named(before, policy), failed.at_s))
+            self._act(failed.at_s).publish(before.id, self._message(still_named(before, policy), failed.at_s))
 
     def _act(self, now_s: float) -> Act:
         return Act(
@@ -173,14 +172,6 @@ class Controller:
             now_s=now_s,
             stale_after_s=max(STALE_AFTER_TICKS * self.tick_s, STALE_AFTER_MIN_S),
         )
-
-
-def _still_named(plan: Plan, policy: PolicySet) -> Plan:
-    """The plan without the services that a policy newer than it no longer names."""
-    named = {key for key, _, _ in policy.services()}
-    targets = tuple(row for row in plan.targets if row.service in named)
-    routes = tuple(row for row in plan.routes if row.service in named)
-    return replace(plan, targets=targets, routes=routes)
 
 
 def _guarded(call: Callable[[], T]) -> T | Missing:

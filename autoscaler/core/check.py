@@ -19,6 +19,8 @@ from .reasons import Reason
 
 def check(plan: Plan, observation: Observation, policy: PolicySet, *, beliefs: Beliefs) -> tuple[str, ...]:
     """Every invariant the plan breaks, in words; empty when it may be acted on."""
+    if isinstance(observation.serving, Missing) or isinstance(observation.cloud, Missing):
+        return (*_idle(plan), *_reasons(plan))  # the last targets, repeated: they were checked when they were made
     return (
         *_bounds(plan, policy),
         *_quotas(plan, policy, beliefs),
@@ -89,10 +91,13 @@ def _releases(plan: Plan, observation: Observation, beliefs: Beliefs) -> Iterato
             yield f"{drain.id}: drains {drain.instance_id}, which is not in the cluster"
 
 
+def _idle(plan: Plan) -> Iterator[str]:
+    if plan.launches or plan.drains or plan.terminates:
+        yield "acts without a view of the cluster and the cloud"
+
+
 def _blindness(plan: Plan, observation: Observation, policy: PolicySet, beliefs: Beliefs) -> Iterator[str]:
-    if isinstance(observation.serving, Missing) or isinstance(observation.cloud, Missing):
-        if plan.launches or plan.drains or plan.terminates:
-            yield "acts without a view of the cluster and the cloud"
+    if isinstance(observation.serving, Missing):
         return
     joined = (i for i in beliefs.instances.values() if i.state is InstanceState.JOINED)
     staying = {i.instance_id for i in joined if not i.reclaim_at_s}

@@ -30,9 +30,9 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
     """
     serving, cloud = observation.serving, observation.cloud
     if isinstance(serving, Missing):
-        return _repeat(beliefs, serving.why, now_s, plan_id)
+        return _repeat(policy, beliefs, serving.why, now_s, plan_id)
     if isinstance(cloud, Missing):
-        return _repeat(beliefs, cloud.why, now_s, plan_id)
+        return _repeat(policy, beliefs, cloud.why, now_s, plan_id)
     presence = Presence.of(serving)
     asked = demands(policy, beliefs, presence.by_service(), now_s)
     usable = _berths(beliefs, presence, now_s)
@@ -50,14 +50,27 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
     )
 
 
-def _repeat(beliefs: Beliefs, blind_why: str, now_s: float, plan_id: str) -> Plan:
+def _repeat(policy: PolicySet, beliefs: Beliefs, blind_why: str, now_s: float, plan_id: str) -> Plan:
     """The last plan's targets and routes, and no act."""
     last = beliefs.last_plan or Plan(
         id="", at_s=now_s, demands=(), targets=(), launches=(), drains=(), terminates=(), routes=(), shortfalls=()
     )
+    last = still_named(last, policy)
     reason = why(ReasonCode.BLIND, blind_why, repeated_targets=len(last.targets))
     targets = tuple(replace(target, reasons=(reason,)) for target in last.targets)
     return replace(last, id=plan_id, at_s=now_s, targets=targets, launches=(), drains=(), terminates=())
+
+
+def still_named(plan: Plan, policy: PolicySet) -> Plan:
+    """The plan without the services that a policy newer than it no longer names."""
+    named = {key for key, _, _ in policy.services()}
+    return replace(
+        plan,
+        demands=tuple(row for row in plan.demands if row.service in named),
+        targets=tuple(row for row in plan.targets if row.service in named),
+        routes=tuple(row for row in plan.routes if row.service in named),
+        shortfalls=tuple(row for row in plan.shortfalls if row.service in named),
+    )
 
 
 def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tuple[Need, ...]:

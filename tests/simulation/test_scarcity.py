@@ -363,6 +363,18 @@ def test_a_changed_policy_is_followed_and_an_equal_one_is_not_journalled() -> No
     assert scene.ready(CHAT) == 3
 
 
+def test_a_service_that_left_the_policy_is_not_repeated_while_blind() -> None:
+    scene = Scene([unit(service(), service("old", priority=1))], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.load("support/old", 0.0)
+    scene.run(200)
+    scene.source.set(PolicySet(units=(unit(service(max_replicas=2)),)))
+    scene.serving.failures = [Transient("dashboard gone")]
+    plan = scene.run(10)
+    assert {target.service for target in plan.targets} == {CHAT}
+    assert scene.serving.published[-1].targets == {"support.chat.l4": 1}
+
+
 def test_an_unreachable_slo_is_reported_and_not_chased() -> None:
     """dynamo PR#11624: a limit below the hardware's floor neither blocks nor explodes."""
     slow = service()
