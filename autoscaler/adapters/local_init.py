@@ -1,8 +1,8 @@
 """The first process of a `local` instance: starts its command, adopts what that leaves behind, takes all of it down.
 
 Run as ``python -I -S local_init.py PARENT_PID COMMAND…`` in a session of its own, one per instance, so it imports the
-standard library only and stays small (``ray start --block`` in its place costs 170 MB). It ends when the command, or a
-daemon that the command left, ends; on SIGTERM; or when its parent dies. Nothing it started outlives it.
+standard library only and stays small (``ray start --block`` in its place costs 170 MB). It ends when the command and
+the daemons that the command left have ended; on SIGTERM; or when its parent dies. Nothing it started outlives it.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ def _stop(_number: int, _frame: object) -> NoReturn:
 
 
 def _watch(command: list[str]) -> int:
-    """Exit status of the command, or of the first of its daemons to end."""
+    """Exit status of the command, or of the last daemon that it left behind (`ray start` leaves the raylet)."""
     main = os.posix_spawnp(command[0], command, os.environ)
-    daemons: set[int] = set()
+    daemons: set[int] | None = None  # None while the command itself runs
     while True:
         pid, status = os.wait()
         code = os.waitstatus_to_exitcode(status)
-        if pid in daemons:
-            return code
         if pid == main:
-            daemons = {proc.pid for proc in processes() if proc.ppid == os.getpid()}
-            if code != 0 or not daemons:
-                return code
+            daemons = {proc.pid for proc in processes() if proc.ppid == os.getpid()} if code == 0 else set()
+        elif daemons is not None:
+            daemons.discard(pid)
+        if daemons is not None and not daemons:
+            return code
 
 
 def _reap() -> None:

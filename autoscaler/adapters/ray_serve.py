@@ -25,6 +25,7 @@ from serve_apps.wire import BOARD_NAMESPACE, LABEL_INSTANCE_ID, LLM_DEPLOYMENT, 
 T = TypeVar("T")
 PROBE_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 5.0
+BOARD_TIMEOUT_S = 3.0
 NODE_REMEMBERED_S = 600.0  # a dead node is listed for so long; Ray itself remembers a thousand of them
 CONTROLLER_AWAY_S = 60.0  # Serve's controller restarts within seconds; empty answers before this are not believed
 STATES: Mapping[str, ReplicaState] = {
@@ -51,12 +52,12 @@ class RayServe:
         """Whether Ray and its dashboard answer. Raises Transient that says which does not, and what to do."""
         _reach(self._address)
         with _translated("Ray's dashboard"):
-            self._http.get("/api/version").raise_for_status()
+            self._http.get("/api/version", headers=dashboard_headers()).raise_for_status()
 
     def observe(self, now_s: float) -> ServingView:
         """Replicas, nodes and targets of our applications. Raises Transient."""
         with _translated("Serve"):
-            reply = self._http.get("/api/serve/applications/")
+            reply = self._http.get("/api/serve/applications/", headers=dashboard_headers())
             reply.raise_for_status()
             details = reply.json()
             self._believe(details, now_s)
@@ -134,6 +135,13 @@ def _replica(app: str, raw: Mapping[str, Any], instance_of: Mapping[str, str]) -
 
 
 # ---- edges ----------------------------------------------------------------------------------------------------------
+def dashboard_headers() -> dict[str, str]:
+    """What a request to Ray's dashboard must carry: its token where ``RAY_AUTH_MODE=token``, else nothing."""
+    from ray._private.authentication import http_token_authentication
+
+    return dict(http_token_authentication.get_auth_headers_if_auth_enabled({}))
+
+
 @contextlib.contextmanager
 def _translated(who: str) -> Iterator[None]:
     """Every failure inside becomes Transient with the original's name, unless it is a port error already."""
@@ -230,27 +238,25 @@ class _Board:
         self._address = address
         self._lock = threading.Lock()
         self._handle: Any = None
+        self._joined = False
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Result of a method of the board. Raises Transient."""
         import ray
 
         with _translated("the board"):
-            handle = self._connect()
             try:
-                return ray.get(getattr(handle, method).remote(*arguments), timeout=CALL_TIMEOUT_S)
+                _reach(self._address)
+                handle = self._connect()
+                return ray.get(getattr(handle, method).remote(*arguments), timeout=BOARD_TIMEOUT_S)
             except Exception:
                 self._drop()
                 raise
 
     def close(self) -> None:
         """Disconnect the driver, if this made one."""
-        import ray
-
         with self._lock:
-            if self._handle is not None:
-                self._handle = None
-                ray.shutdown()
+            self._leave()
 
     def _connect(self) -> Any:
         import ray
@@ -259,20 +265,26 @@ class _Board:
 
         with self._lock:
             if self._handle is None:
-                _reach(self._address)
                 if not ray.is_initialized():
                     _join(self._address)
+                    self._joined = True
                 self._handle = get_board(create=True)
             return self._handle
 
     def _drop(self) -> None:
         """Forget the board. When its cluster is gone, leave that too, so that the next call joins the new one."""
-        import ray
-
         with self._lock:
             self._handle = None
-            if _lost(self._address):
-                ray.shutdown()
+            if self._joined and _lost(self._address):
+                self._leave()
+
+    def _leave(self) -> None:
+        self._handle = None
+        if self._joined:
+            import ray
+
+            ray.shutdown()
+            self._joined = False
 
 
 def _join(address: str) -> None:

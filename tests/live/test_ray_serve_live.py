@@ -140,6 +140,21 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> 
     assert len(cluster.serving.metrics_urls()) == 1
 
 
+def test_a_new_cluster_at_the_same_address_is_joined(root: Path) -> None:
+    port, dashboard_port = free_port(), free_port()
+    url = f"http://127.0.0.1:{dashboard_port}"
+    with contextlib.closing(RayServe(f"127.0.0.1:{port}", url)) as serving:
+        for seq in (1, 2):
+            with head(port, dashboard_port, root):
+                poll(lambda: answers(serving), 40, "head")
+                serving.publish(plan(seq))
+            for call in (serving.reports, lambda: serving.publish(plan(9)), lambda: serving.observe(time.time())):
+                started_s = time.monotonic()
+                with pytest.raises(Transient):
+                    call()
+                assert time.monotonic() - started_s < 10
+
+
 def test_nothing_at_the_address_is_a_clear_error_within_seconds(root: Path) -> None:
     port = free_port()
     with contextlib.closing(RayServe(f"127.0.0.1:{port}", f"http://127.0.0.1:{port}")) as serving:
