@@ -34,13 +34,11 @@ class ServingRig:
     def states(self) -> list[str]:
         return sorted(replica.state for replica in self.observe().replicas)
 
-    def until(self, done: Callable[[], bool], limit_s: float, what: str) -> float:
-        """Seconds until it came true."""
+    def until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
         started_s = self.now_s()
         while not done():
             assert self.now_s() - started_s < limit_s, f"{what}: not within {limit_s} s"
             self.wait(0.1)
-        return self.now_s() - started_s
 
 
 def plan(seq: int, target: int = 1) -> PlanMessage:
@@ -49,11 +47,11 @@ def plan(seq: int, target: int = 1) -> PlanMessage:
     )
 
 
-def lives_from_join_to_drain(rig: ServingRig) -> float:
-    """The whole life; returns the seconds from launch to join."""
+def comes_to_life(rig: ServingRig) -> str:
+    """From an empty cluster to an instance full of ready replicas; returns the instance's id."""
     assert rig.observe().replicas == ()
     (instance_id,) = rig.cloud.launch(OFFERING, 1, "t1")
-    joined_s = rig.until(lambda: instance_id in rig.nodes(), 60, "join")
+    rig.until(lambda: instance_id in rig.nodes(), 60, "join")
     node = rig.nodes()[instance_id]
     assert (node.alive, node.draining) == (True, False)
 
@@ -69,7 +67,11 @@ def lives_from_join_to_drain(rig: ServingRig) -> float:
     assert all(rig.now_s() - 200 < replica.since_s <= rig.now_s() for replica in view.replicas)
     rig.serving.publish(plan(1, 3))
     rig.serving.publish(plan(2, 3))
+    return instance_id
 
+
+def is_emptied_by_a_drain(rig: ServingRig, instance_id: str) -> None:
+    """From full to gone, with the target lowered in the same breath as the drain."""
     with pytest.raises(NotFound):
         rig.serving.drain("i-unknown", rig.now_s() + 30, "surplus")
     rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
@@ -79,4 +81,3 @@ def lives_from_join_to_drain(rig: ServingRig) -> float:
     rig.until(lambda: not rig.nodes()[instance_id].alive, 60, "the drained node leaves")
     with pytest.raises(NotFound):
         rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
-    return joined_s

@@ -46,7 +46,7 @@ class RayServe:
         self._http = httpx.Client(base_url=dashboard_url, timeout=CALL_TIMEOUT_S, trust_env=False)
         self._gcs = _Gcs(ray_address)
         self._board = _Board(ray_address)
-        self._controller_seen_at_s: float | None = None
+        self._controller = ControllerWatch()
 
     def probe(self) -> None:
         """Whether Ray and its dashboard answer. Raises Transient that says which does not, and what to do."""
@@ -60,7 +60,7 @@ class RayServe:
             reply = self._http.get("/api/serve/applications/", headers=dashboard_headers())
             reply.raise_for_status()
             details = reply.json()
-            self._believe(details, now_s)
+            self._controller.believe(details, now_s)
             nodes = self._gcs.nodes(now_s)
             return serving_view(now_s, details, nodes)
 
@@ -91,15 +91,22 @@ class RayServe:
         self._http.close()
         self._board.close()
 
-    def _believe(self, details: Mapping[str, Any], now_s: float) -> None:
-        """An empty answer while Serve's controller restarts looks like a cluster that serves nothing."""
+
+# ---- pure part ------------------------------------------------------------------------------------------------------
+class ControllerWatch:
+    """Tells a restarting controller of Serve, whose answers look as if nothing were served, from Serve shut down."""
+
+    def __init__(self) -> None:
+        self._seen_at_s: float | None = None
+
+    def believe(self, details: Mapping[str, Any], now_s: float) -> None:
+        """Raises Transient for an answer without a controller within CONTROLLER_AWAY_S of one that had it."""
         if details.get("controller_info"):
-            self._controller_seen_at_s = now_s
-        elif self._controller_seen_at_s is not None and now_s - self._controller_seen_at_s < CONTROLLER_AWAY_S:
+            self._seen_at_s = now_s
+        elif self._seen_at_s is not None and now_s - self._seen_at_s < CONTROLLER_AWAY_S:
             raise Transient("Serve's controller is away", "ServeControllerAway")
 
 
-# ---- pure part ------------------------------------------------------------------------------------------------------
 def serving_view(now_s: float, details: Mapping[str, Any], nodes: tuple[Node, ...]) -> ServingView:
     """The view in Serve's instance `details` (the REST answer) over `nodes`; applications not ours are left out."""
     instance_of = {node.node_id: node.instance_id for node in nodes}

@@ -6,7 +6,7 @@ from autoscaler.adapters.local_supply import CloudConfig
 from autoscaler.core.model import Shape
 from serve_apps.timing import Timing
 from tests.fakes import FakeClock, FakeCloud, FakeServing
-from tests.serving_contract import OFFERING, ServingRig, lives_from_join_to_drain, plan
+from tests.serving_contract import OFFERING, ServingRig, comes_to_life, is_emptied_by_a_drain, plan
 
 SHAPE = Shape(
     service="support/chat",
@@ -33,4 +33,4 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain() -> None:
         clock.advance(by_s)
 
     rig = ServingRig(serving, cloud, clock.now_s, wait, lambda target: serving.publish(plan(0, target)))
-    assert lives_from_join_to_drain(rig) >= 1.2
+    is_emptied_by_a_drain(rig, comes_to_life(rig))

@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from autoscaler.adapters.local import LocalCloud
+from autoscaler.adapters.prometheus import EngineScraper, EngineStat
 from autoscaler.adapters.ray_serve import RayServe
 from autoscaler.ports import Transient
 from serve_apps.wire import GATEWAY_APP
-from tests.serving_contract import APP, OFFERING, ServingRig, lives_from_join_to_drain, plan
+from tests.serving_contract import APP, OFFERING, ServingRig, comes_to_life, is_emptied_by_a_drain, plan
 
 SECRET = "a-token-for-the-test"
 
@@ -37,6 +38,10 @@ def poll(done: Callable[[], bool], limit_s: float, what: str) -> None:
     while not done():
         assert time.monotonic() - started_s < limit_s, f"{what}: not within {limit_s} s"
         time.sleep(0.1)
+
+
+def node_env(root: Path) -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(root), "RAY_metrics_report_interval_ms": "1000"}
 
 
 @dataclass
@@ -61,7 +66,7 @@ def head(port: int, dashboard_port: int, root: Path) -> Iterator[None]:
     ]
     command += ["--port", str(port), "--dashboard-port", str(dashboard_port), "--num-cpus", "0", "--num-gpus", "0"]
     command += ["--object-store-memory", "80000000", "--include-log-monitor=false", "--disable-usage-stats"]
-    env = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(root)}
+    env = os.environ | node_env(root)
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield
@@ -83,7 +88,7 @@ def local_cloud(address: str, folder: Path, root: Path) -> Iterator[LocalCloud]:
         "market": "on_demand",
     }
     numbers = {"gpus": 2, "price_usd_per_h": 1.0, "count": 2, "boot_s": 0.2}
-    env = {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(root)}
+    env = node_env(root)
     config = {"cluster": "test", "ray_address": address, "offerings": [offering | numbers], "node_env": env}
     (folder / "cloud.json").write_text(json.dumps(config))
     (folder / "token").write_text(SECRET)
@@ -132,12 +137,27 @@ def deploy(cluster: Cluster, replicas: int) -> None:
 
 def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> None:
     rig = ServingRig(cluster.serving, cluster.cloud, time.time, time.sleep, lambda target: deploy(cluster, target))
-    lives_from_join_to_drain(rig)
+    instance_id = comes_to_life(rig)
+    ready = {replica.replica_id for replica in rig.observe().replicas if replica.state == "ready"}
+    assert len(cluster.serving.metrics_urls()) == 2
+    assert engines(cluster.serving, ready) == dict.fromkeys(ready, EngineStat(running=3.0))
+    is_emptied_by_a_drain(rig, instance_id)
     (instance,) = cluster.cloud.describe(0.0).instances
     assert instance.state_reason.startswith("Client.InstanceInitiatedShutdown")
     assert cluster.serving.reports() == {}
     assert cluster.serving.notes() == {}
     assert len(cluster.serving.metrics_urls()) == 1
+
+
+def engines(serving: RayServe, ready: set[str]) -> dict[str, EngineStat]:
+    """What the scraper finds of the ready replicas, once Ray has exported it."""
+    scraper = EngineScraper(serving.metrics_urls, period_s=0.5)
+    scraper.start()
+    try:
+        poll(lambda: scraper.engine_stats(ready).keys() == ready, 30, "engines' gauges")
+    finally:
+        scraper.stop()
+    return scraper.engine_stats(ready)
 
 
 def test_a_new_cluster_at_the_same_address_is_joined(root: Path) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from autoscaler.adapters.ray_serve import serving_view
+from autoscaler.adapters.ray_serve import CONTROLLER_AWAY_S, ControllerWatch, serving_view
 from autoscaler.core.model import Node, Replica
+from autoscaler.ports import Transient
 
 NODES = (Node(node_id="n1", instance_id="i-1", alive=True, draining=False),)
 
@@ -58,3 +59,13 @@ def test_a_stopped_replica_is_gone() -> None:
 def test_what_is_not_ours_is_left_out(app: str, deployment: str) -> None:
     view = serving_view(0.0, details(replica("RUNNING", "n1"), app=app, deployment=deployment), NODES)
     assert (view.replicas, view.targets) == ((), ())
+
+
+def test_an_empty_answer_while_the_controller_restarts_is_not_believed() -> None:
+    watch = ControllerWatch()
+    empty: dict[str, Any] = {"controller_info": {}, "applications": {}}
+    watch.believe(empty, 0.0)  # Serve has not been started yet: nothing is served, and that is true
+    watch.believe(details(), 10.0)
+    with pytest.raises(Transient, match="controller is away"):
+        watch.believe(empty, 10.0 + CONTROLLER_AWAY_S - 1)
+    watch.believe(empty, 10.0 + CONTROLLER_AWAY_S)  # shut down for good
