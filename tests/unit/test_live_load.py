@@ -42,8 +42,8 @@ def test_the_schedule_follows_the_profile_and_the_shares() -> None:
     assert at_s[0] == 0.0
     assert at_s[-1] < 600.0
     assert len(sends) == round(expected_requests(SIZING, 600.0))
-    assert np.sum((at_s > 260) & (at_s < 380)) == pytest.approx(120 * 4.0, rel=0.15)
-    assert np.sum(at_s > 430) == pytest.approx(170 * 0.4, rel=0.4)
+    assert np.sum((at_s > 290) & (at_s < 400)) == pytest.approx(110 * 4.0, rel=0.15)
+    assert np.sum(at_s > 435) == pytest.approx(165 * 0.4, rel=0.4)
     names = [send.service for send in sends]
     assert names.count("a/s") / len(names) == pytest.approx(0.7, abs=0.06)
     assert names.count("c/s") / len(names) == pytest.approx(0.1, abs=0.04)
