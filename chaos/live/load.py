@@ -51,7 +51,7 @@ class Sizing:
 
 SIZINGS: dict[Literal["vllm", "sim"], Sizing] = {
     "vllm": Sizing(peak_rps=5.0, input_divisor=10, output_divisor=8, input_tokens=(4, 300), output_tokens=(4, 48)),
-    "sim": Sizing(peak_rps=6.5, input_divisor=10, output_divisor=8, input_tokens=(4, 300), output_tokens=(4, 48)),
+    "sim": Sizing(peak_rps=7.0, input_divisor=10, output_divisor=8, input_tokens=(4, 300), output_tokens=(4, 48)),
 }
 
 
