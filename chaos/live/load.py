@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -174,10 +174,16 @@ class _Stream:
             raise _FailedError(str(frame["error"].get("message", frame["error"])))
         if usage := frame.get("usage"):
             self.input_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        if any(choice.get("text") or choice.get("delta", {}).get("content") for choice in frame.get("choices", ())):
+        if any(_has_token(choice) for choice in frame.get("choices", ())):
             self.last_at_s = self.now_s()
             self.first_at_s = self.first_at_s if self.first_at_s is not None else self.last_at_s
         return False
+
+
+def _has_token(choice: Mapping[str, Any]) -> bool:
+    """Whether a frame's choice brings a token. Its text may be empty: half a character has none. Chat's first has a role."""
+    delta = choice.get("delta")
+    return "text" in choice if delta is None else "role" not in delta
 
 
 @dataclass(slots=True)
