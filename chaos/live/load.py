@@ -181,7 +181,7 @@ class _Stream:
 
 
 def _has_token(choice: Mapping[str, Any]) -> bool:
-    """Whether a frame's choice brings a token. Its text may be empty: half a character has none. Chat's first has a role."""
+    """Whether a choice brings a token. Its text may be empty, as half a character has none; chat's first is a role."""
     delta = choice.get("delta")
     return "text" in choice if delta is None else "role" not in delta
 
