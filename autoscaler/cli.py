@@ -227,5 +227,22 @@ def _report_schema() -> dict[str, Any]:
     return Report.model_json_schema()
 
 
+bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Quartermaster itself.")
+app.add_typer(bench, name="bench")
+
+
+@bench.command("tick")
+def bench_tick(
+    services: Annotated[int, typer.Option(min=1, help="Services, with two variants each.")] = 50,
+    nodes: Annotated[int, typer.Option(min=1, help="Instances of four GPUs.")] = 100,
+    ticks: Annotated[int, typer.Option(min=1, help="Ticks that are timed.")] = 100,
+    json_file: Json = None,
+) -> None:
+    """What one tick costs: observe, learn, forecast, decide, check, journal and encode the plan."""
+    from chaos.bench import tick_command
+
+    raise typer.Exit(tick_command(services, nodes, ticks, json_file))
+
+
 if __name__ == "__main__":
     main()

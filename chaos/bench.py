@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from autoscaler.act import Inline
 from autoscaler.adapters.journal import FileJournal
 from autoscaler.adapters.ray_serve import serving_view
+from autoscaler.commands.outcome import OK, write_json
 from autoscaler.core.model import CloudInstance, CloudView, Measured, Node, Offering, ServiceLoad, ServingView, Shape
 from autoscaler.loop import Controller
 from autoscaler.ports import NoCapacity, Policy
@@ -47,6 +48,16 @@ class Size:
     services: int
     nodes: int
     replicas_per_service: int = 6
+
+
+def tick_command(services: int, nodes: int, ticks: int, json_file: str | None) -> int:
+    """Run the benchmark and show it; always 0, because a slow machine is no fault."""
+    figures = bench_tick(Size(services, nodes), ticks)
+    if json_file:
+        write_json(json_file, json.dumps(figures).encode())
+    else:
+        print("  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    return OK
 
 
 def bench_tick(size: Size, ticks: int, seed: int = 1) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The tick benchmark drives the real loop: its cluster is seen whole, acted on, and the figures are of its own ticks."""
+"""The tick benchmark drives the real loop: its cluster is seen whole and acted on, and its figures are its ticks."""
 
 from __future__ import annotations
 
