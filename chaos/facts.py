@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autoscaler.core.events import (
+    Acted,
     CheckFailed,
     Configured,
     LaunchGranted,
@@ -45,6 +46,7 @@ class Held:
     from_s: float
     until_s: float
     gone: bool = False
+    returned: bool = False  # the controller gave it back
     reclaim_at_s: float | None = None
     empty_at_s: float | None = None
     busy_s: float = 0.0
@@ -103,6 +105,8 @@ class Facts:
                 self._observed(event)
             case Planned(plan=plan):
                 self._planned(plan)
+            case Acted(verb="terminate", target=target) if target in self.instances:
+                self.instances[target].returned = True
             case CheckFailed(at_s=at_s, violations=violations):
                 self.violations += [(at_s, "check_failed", text) for text in violations]
             case LaunchTried() as event:
@@ -227,6 +231,10 @@ class Facts:
         """Whether the service had no ready replica when last seen before `at_s` (or was not yet seen at all)."""
         index = bisect_right(self.ready_at, at_s, key=lambda row: row[0]) - 1
         return index < 0 or service not in self.ready_at[index][1]
+
+    def given_back(self) -> int:
+        """Instances that the controller returned of itself, with no reclaim notice, and that are gone."""
+        return sum(held.gone and held.returned and held.reclaim_at_s is None for held in self.instances.values())
 
     def reclaims(self) -> tuple[tuple[float, float | None], ...]:
         """(deadline_at_s, empty_at_s) of every instance that got a notice, earliest deadline first."""

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -110,7 +111,7 @@ def summary(console: Console, report: Report, facts: Facts, notes: Sequence[str]
     console.print(_services(report))
     console.print(_pools(facts))
     for line in (*_lines(report), *notes):
-        console.print(f"  {line}", highlight=False, soft_wrap=True)
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _services(report: Report) -> Table:

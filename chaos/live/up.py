@@ -165,8 +165,8 @@ class Run:
         while time.monotonic() < until_s:
             self._look("quiet", time.monotonic() - start_s)
             empty = all(at_s is not None for _, at_s in self.watch.facts.reclaims())
-            if empty and self.watch.given_back():
-                self.status.say(f"{self.watch.given_back()} instances given back")
+            if empty and self.watch.facts.given_back():
+                self.status.say(f"{self.watch.facts.given_back()} instances given back")
                 return
             await asyncio.sleep(LOOK_S)
         self.status.say(f"waited {GIVE_BACK_S:g} s")

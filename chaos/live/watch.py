@@ -70,7 +70,3 @@ class Watch:
         """Instances that we hold by offering, as last seen."""
         listed = self.cloud.instances if self.cloud is not None else ()
         return Counter(seen.offering for seen in listed if seen.state in ("pending", "running"))
-
-    def given_back(self) -> int:
-        """Instances that are gone without a reclaim notice."""
-        return sum(held.gone and held.reclaim_at_s is None for held in self.facts.instances.values())

@@ -116,7 +116,7 @@ def test_the_watch_follows_lines_as_they_are_written_and_into_the_next_segment(t
     watch.look()
     assert watch.ready() == Counter({"a/s": 1})
     assert watch.instances() == Counter({"spot": 1})
-    assert watch.given_back() == 0
+    assert watch.facts.given_back() == 0
 
 
 # ---- shortage -------------------------------------------------------------------------------------------------------

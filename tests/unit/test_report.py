@@ -242,6 +242,19 @@ def test_a_reclaimed_node_that_never_emptied_says_so() -> None:
     assert _facts(_seen(10.0, [late], [_replica(CHAT, "i-1")])).reclaims() == ((15.0, None),)
 
 
+def test_given_back_is_what_the_controller_returned_and_nobody_reclaimed() -> None:
+    def returned(key: str) -> ev.Acted:
+        return ev.Acted(at_s=15.0, action="a", verb="terminate", target=key, kind="acted")
+
+    rows = [_instance(key, "od-b", token=key) for key in ("i-1", "i-2")]
+    reclaimed = _instance("i-3", "spot-a", token="i-3", reclaim_at_s=99.0)
+    found = _facts(
+        _seen(10.0, [*rows, reclaimed], []), returned("i-1"), returned("i-3"), _seen(20.0, [], []), _seen(30.0, [], [])
+    )
+    assert all(held.gone for held in found.instances.values())
+    assert found.given_back() == 1
+
+
 def test_one_token_with_two_instances_is_a_violation() -> None:
     found = _facts(
         _tried(1.0, "spot-a"), _seen(2.0, [_instance(k, "spot-a", token="r/1/0") for k in ("i-1", "i-2")], [])
