@@ -77,9 +77,8 @@ class Status:
 
     def say(self, text: str) -> None:
         """One event, with the seconds since the start."""
-        self.console.print(
-            f"[dim]{time.monotonic() - self._start_s:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True
-        )
+        since_s = time.monotonic() - self._start_s
+        self.console.print(f"[dim]{since_s:6.1f} s[/dim]  {escape(text)}", highlight=False, soft_wrap=True)
 
     def show(self, seen: Snapshot) -> None:
         """The state now."""
