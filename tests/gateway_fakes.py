@@ -27,11 +27,12 @@ async def until(what: Callable[[], object], within_s: float = 5.0) -> None:
 
 @dataclass
 class FakeReplica:
-    """One engine. It holds answers after `hold_after` tokens until released, and dies after `dies_after` tokens."""
+    """One engine. It holds answers after `hold_after` tokens until released, dies or falls silent after so many."""
 
     name: str
     alive: bool = True
     dies_after: int | None = None
+    silent_after: int | None = None
     hold_after: int | None = None
     released: asyncio.Event = field(default_factory=asyncio.Event)
     running: set[str] = field(default_factory=set)
@@ -50,6 +51,8 @@ class FakeReplica:
             for n in range(total + 1):
                 if self.dies_after is not None and n >= self.dies_after:
                     self.alive = False
+                if n == self.silent_after:
+                    return
                 if n == self.hold_after:
                     await self.released.wait()
                 if not self.alive:

@@ -76,7 +76,7 @@ async def _follow(gateway: Gateway, board: Board) -> None:
             _log.debug("no plan from the board: %s", error)
             aged = None
         if aged is not None and aged[1] != known:
-            known = aged[1]
+            known = aged[1]  # neither parsed nor complained about twice
             _take(gateway, *aged)
         gateway.refresh()
         await asyncio.sleep(PLAN_PERIOD_S)

@@ -63,7 +63,8 @@ def one_app(*, slots: int = 4, replicas: int = 1, **rules: Any) -> Rig:
 
 
 def two_apps(**rules: Any) -> Rig:
-    return Rig(FakeEngines(a=1, b=1), routed("u/s", variant("a"), variant("b"), **rules))
+    """Application a is always preferred, unless it is full or excluded."""
+    return Rig(FakeEngines(a=1, b=1), routed("u/s", variant("a", rps=10.0), variant("b"), **rules))
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
@@ -372,6 +373,14 @@ async def test_a_death_after_the_last_token_is_no_failure() -> None:
     assert (rig.counters().completed, rig.counters().failed) == (1, 0)
 
 
+async def test_an_answer_that_ends_without_a_reason_is_broken() -> None:
+    rig = one_app()
+    rig.engines.all()[0].silent_after = 2
+    caller = await rig.stream().done()
+    assert (caller.text, json.loads(caller.events[-1])["error"]["code"]) == ("w0 w1 ", "engine_failed")
+    assert (rig.counters().failed, len(rig.engines.calls)) == (1, 1)
+
+
 # ---- callers who leave ----------------------------------------------------------------------------------------------
 async def test_leaving_in_mid_answer_stops_the_engine_and_frees_the_slot() -> None:
     rig = one_app(slots=1)
@@ -404,6 +413,7 @@ async def test_leaving_the_queue_takes_no_slot() -> None:
     first, second, third = rig.stream(), rig.stream(prompt="second"), rig.stream(prompt="third")
     await until(lambda: rig.counters().queued == 2)
     await second.leave()
+    assert rig.counters().queued == 1
     replica.released.set()
     await first.done()
     await third.done()
@@ -411,14 +421,18 @@ async def test_leaving_the_queue_takes_no_slot() -> None:
     assert rig.nothing_is_left()
 
 
-async def test_leaving_in_the_moment_of_getting_a_slot_gives_it_back() -> None:
-    rig = one_app(slots=1)
-    service = rig.gateway.services["u/s"]
+@pytest.mark.parametrize("first", ["the slot is given", "the caller leaves"])
+async def test_leaving_in_the_moment_of_getting_a_slot_gives_it_back(first: str) -> None:
+    service = one_app(slots=1).gateway.services["u/s"]
     held = await service.acquire(0)
     waiting = asyncio.ensure_future(service.acquire(0))
     await until(lambda: service.queued == 1)
-    service.release(held)  # hands the slot over; the waiter has not run yet
-    waiting.cancel()
+    if first == "the slot is given":
+        service.release(held)
+        waiting.cancel()
+    else:
+        waiting.cancel()
+        service.release(held)
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert (service.queued, service.running) == (0, 0)
@@ -449,6 +463,12 @@ async def test_latencies_are_measured_from_arrival_and_over_the_tokens_after_the
     await caller.done()
     row = rig.counters()
     assert (row.ttft_sum_s, row.tpot_sum_s, row.tpot_count) == (2.0, 0.5, 1)
+
+
+async def test_one_token_has_no_time_per_token() -> None:
+    rig = one_app()
+    await rig.stream(tokens=1).done()
+    assert (rig.counters().completed, rig.counters().tpot_count) == (1, 0)
 
 
 async def test_metrics_show_the_counters() -> None:
