@@ -19,6 +19,7 @@ from .openai import ApiError, Call, rejected
 from .service import Service, ShedError, Slot, Surroundings, Tally
 
 RETRIES = 3  # after the first attempt, and only before the first token
+STRANDED_CHECK_S = 0.5
 RETRY_PAUSE_S = 0.1  # times the attempt: a router needs a moment to learn that its replica is gone
 
 Chunk = dict[str, Any]  # {"text": delta, "output_tokens": so far, "input_tokens": n, "finish_reason": str | None}
@@ -147,9 +148,11 @@ class Gateway:
             started = finished = False
             try:
                 async with aclosing(self._backend.generate(slot.app, request)) as chunks:
-                    async for chunk in chunks:
+                    chunk = await _first(chunks, service, slot)
+                    while chunk is not None:
                         started, finished = True, bool(chunk["finish_reason"])
                         yield chunk
+                        chunk = await anext(chunks, None)
                 if not finished:
                     raise EngineFailed("the answer ended before it was finished")
             except EngineFailed:
@@ -160,6 +163,22 @@ class Gateway:
             tried.add(slot.app)
             service.move(slot, tried)
             await asyncio.sleep(RETRY_PAUSE_S * attempt)
+
+
+async def _first(chunks: AsyncGenerator[Chunk, None], service: Service, slot: Slot) -> Chunk | None:
+    """The first chunk, None when there is none. Serve keeps a request whose application has just lost its last replica
+    until the next one, which may be far away: when another application could serve it, that raises EngineFailed."""
+    first: asyncio.Future[Chunk | None] = asyncio.ensure_future(anext(chunks, None))
+    try:
+        while not first.done():
+            await asyncio.wait({first}, timeout=STRANDED_CHECK_S)
+            if not first.done() and service.stranded(slot):
+                raise EngineFailed(f"{slot.app} has no replica left")
+    finally:
+        first.cancel()
+        if not first.done():
+            await asyncio.wait({first})
+    return first.result()
 
 
 @dataclass(slots=True)

@@ -126,6 +126,11 @@ class Service:
             slot.app = app
             self.pump()
 
+    def stranded(self, slot: Slot) -> bool:
+        """Whether a slot's application has no replica left while another application has a free slot."""
+        rows = self._states()
+        return not any(v.app == slot.app and v.replicas for v in rows) and route(rows, (slot.app,)) is not None
+
     def pump(self) -> None:
         """Hand free slots to those who wait, in order."""
         while self._queue and (app := route(self._states())) is not None:

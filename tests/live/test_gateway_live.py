@@ -178,8 +178,8 @@ def test_a_caller_who_leaves_stops_the_engine(door: Door, tmp_path: Path) -> Non
     assert next(iter(stream)).choices[0].text == "hold "
     assert door.metric("running") == 1
     stream.close()
-    wait_until(mark.exists, 15, "the engine is told to stop")
-    wait_until(lambda: door.metric("running") == 0, 15, "the slot is free")
+    wait_until(mark.exists, 5, "the engine is told to stop")
+    wait_until(lambda: door.metric("running") == 0, 5, "the slot is free")
 
 
 def test_plans_on_the_board_open_and_close_the_service(door: Door) -> None:

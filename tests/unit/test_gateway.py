@@ -342,6 +342,21 @@ async def test_a_death_with_one_variant_moves_to_its_next_replica() -> None:
     assert rig.engines.calls == ["a", "a", "a"]
 
 
+async def test_a_request_whose_application_lost_its_replicas_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "STRANDED_CHECK_S", 0.001)
+    rig = two_apps()
+    stuck = rig.engines.apps["a"][0]
+    stuck.hold_after = 0
+    caller = rig.stream()
+    await until(lambda: stuck.running)
+    rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b", ready=0)), seq=2))
+    assert rig.counters().running == 1  # nowhere better to go
+    rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b")), seq=3))
+    assert (await caller.done()).text == "w0 w1 w2 w3 "
+    assert (rig.engines.calls, len(stuck.stopped)) == (["a", "b"], 1)
+    assert rig.nothing_is_left()
+
+
 async def test_three_retries_and_then_503() -> None:
     rig = two_apps()
     for replica in rig.engines.all():
