@@ -10,11 +10,15 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 from starlette.applications import Starlette
 
-from serve_apps.gateway.core import EngineFailed, EngineRefused
+from serve_apps.gateway.app import make_app
+from serve_apps.gateway.core import EngineFailed, EngineRefused, Gateway
 from serve_apps.wire import PlanMessage, ServiceRoute, VariantRoute
 
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 CONTEXT_WORDS = 50
 
 
@@ -220,3 +224,43 @@ def plan(*services: ServiceRoute, seq: int = 1, stale_after_s: float = 60.0, ver
         local_rules={},
         services=services,
     )
+
+
+class Rig:
+    """A gateway with a fresh plan over fake engines, and its clock."""
+
+    def __init__(self, engines: FakeEngines, *services: ServiceRoute) -> None:
+        self.now_s = 1000.0
+        self.engines = engines
+        self.gateway = Gateway(engines, services, now_s=lambda: self.now_s)
+        self.gateway.apply(plan(*services))
+        self.app: Starlette = make_app(self.gateway)
+
+    def stream(self, model: str = "u/s", *, tokens: int = 4, **more: Any) -> Caller:
+        body = {"model": model, "prompt": "one two three", "max_tokens": tokens, "stream": True} | more
+        return Caller(self.app, TEXT, body)
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        return await self.request("POST", path, content=body if isinstance(body, bytes) else json.dumps(body), **kwargs)
+
+    async def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.request(method, path, **kwargs)
+
+    def counters(self, service: str = "u/s") -> Any:
+        return self.gateway.services[service].counters()
+
+    def nothing_is_left(self) -> bool:
+        """Every slot is free again and no engine works for nobody."""
+        row = self.counters()
+        return row.queued == row.running == 0 and not any(replica.running for replica in self.engines.all())
+
+
+def one_app(*, slots: int = 4, replicas: int = 1, **rules: Any) -> Rig:
+    return Rig(FakeEngines(a=replicas), routed("u/s", variant("a", ready=replicas, slots=slots), **rules))
+
+
+def two_apps(**rules: Any) -> Rig:
+    """Application a is always preferred, unless it is full or excluded."""
+    return Rig(FakeEngines(a=1, b=1), routed("u/s", variant("a", rps=10.0), variant("b"), **rules))
