@@ -137,12 +137,21 @@ async def test_a_request_whose_application_lost_its_replicas_moves_on(monkeypatc
     stuck.hold_after = 0
     caller = rig.stream()
     await until(lambda: stuck.running)
-    rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b", ready=0)), seq=2))
-    assert rig.counters().running == 1  # nowhere better to go
     rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b")), seq=3))
     assert (await caller.done()).text == "w0 w1 w2 w3 "
     assert (rig.engines.calls, len(stuck.stopped)) == (["a", "b"], 1)
     assert rig.nothing_is_left()
+
+
+async def test_a_request_stays_where_it_is_while_there_is_nowhere_better() -> None:
+    rig = two_apps()
+    service = rig.gateway.services["u/s"]
+    slot = await service.acquire(0)
+    assert not service.stranded(slot)
+    rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b", ready=0))))
+    assert not service.stranded(slot)
+    rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b"))))
+    assert service.stranded(slot)
 
 
 async def test_three_retries_and_then_503() -> None:
