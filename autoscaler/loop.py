@@ -130,6 +130,7 @@ class Controller:
             loads=_guarded(lambda: self.metrics.loads(now_s)),
             serving=_guarded(lambda: self.serving.observe(now_s)),
             cloud=_guarded(lambda: self.cloud.describe(now_s)),
+            engines=_guarded(lambda: self.metrics.engines(now_s)),
         )
         return self.ledger.record(Observed(at_s=now_s, observation=seen)).observation
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autoscaler.core.events import Event, Record
-from autoscaler.core.model import CloudView, ServiceLoad, ServingView, Shape
+from autoscaler.core.model import CloudView, EngineLoad, ServiceLoad, ServingView, Shape
 from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
 
@@ -70,6 +70,10 @@ class Metrics(Protocol):
 
     def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
         """Load per service since the previous call. Raises Transient when nothing at all can be read."""
+        ...
+
+    def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
+        """Every engine that exports gauges, dead ones possibly included. Raises Transient when none can be read."""
         ...
 
 

@@ -24,7 +24,17 @@ from autoscaler.act import Inline
 from autoscaler.adapters.journal import FileJournal
 from autoscaler.adapters.ray_serve import serving_view
 from autoscaler.commands.outcome import OK, write_json
-from autoscaler.core.model import CloudInstance, CloudView, Measured, Node, Offering, ServiceLoad, ServingView, Shape
+from autoscaler.core.model import (
+    CloudInstance,
+    CloudView,
+    EngineLoad,
+    Measured,
+    Node,
+    Offering,
+    ServiceLoad,
+    ServingView,
+    Shape,
+)
 from autoscaler.loop import Controller
 from autoscaler.ports import NoCapacity, Policy
 from policies.model import PolicySet, Service, Slo, Unit, Variant
@@ -137,6 +147,12 @@ class _World:
         """Metrics: every service's load moves by up to 20 %."""
         rates = [RPS_PER_SERVICE * self.rng.uniform(0.8, 1.2) for _ in self._keys]
         return tuple(_load(key, rps, now_s) for key, rps in zip(self._keys, rates, strict=True))
+
+    def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
+        """Metrics: a half-full KV cache on every replica."""
+        half = Measured(value=0.5, at_s=now_s)
+        names = (f"i-{n:04d}-{slot}" for n in range(self.size.nodes) for slot in range(GPUS))
+        return tuple(EngineLoad(replica_id=name, running=half, waiting=half, kv_fraction=half) for name in names)
 
     def observe(self, now_s: float) -> ServingView:
         """Serving: Serve's answer is parsed anew, as it would arrive."""

@@ -11,6 +11,7 @@ from autoscaler.adapters.aws_codes import port_error
 from autoscaler.adapters.local_supply import CloudConfig, Refusal, Supply
 from autoscaler.core.model import (
     CloudView,
+    EngineLoad,
     Idle,
     Measured,
     Missing,
@@ -240,10 +241,14 @@ class FakeMetrics(_Fails):
     def __init__(self) -> None:
         super().__init__()
         self._loads: dict[str, ServiceLoad] = {}
+        self.engine_loads: list[EngineLoad] = []
 
     def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
         self._maybe_fail()
         return tuple(_at(load, now_s) for _, load in sorted(self._loads.items()))
+
+    def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
+        return tuple(replace(engine, kv_fraction=_stamped(engine.kv_fraction, now_s)) for engine in self.engine_loads)
 
     def set(
         self,
@@ -272,15 +277,16 @@ class FakeMetrics(_Fails):
         )
 
 
-def _at(load: ServiceLoad, now_s: float) -> ServiceLoad:
-    def stamp(signal: Signal) -> Signal:
-        return signal if isinstance(signal, Missing) else replace(signal, at_s=now_s)
+def _stamped(signal: Signal, now_s: float) -> Signal:
+    return signal if isinstance(signal, Missing) else replace(signal, at_s=now_s)
 
+
+def _at(load: ServiceLoad, now_s: float) -> ServiceLoad:
     return replace(
         load,
-        arrival_rps=stamp(load.arrival_rps),
-        prefill_tps=stamp(load.prefill_tps),
-        decode_tps=stamp(load.decode_tps),
-        queued=stamp(load.queued),
-        running=stamp(load.running),
+        arrival_rps=_stamped(load.arrival_rps, now_s),
+        prefill_tps=_stamped(load.prefill_tps, now_s),
+        decode_tps=_stamped(load.decode_tps, now_s),
+        queued=_stamped(load.queued, now_s),
+        running=_stamped(load.running, now_s),
     )

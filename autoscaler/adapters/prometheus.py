@@ -16,7 +16,7 @@ from functools import partial
 
 import httpx
 
-from autoscaler.core.model import Idle, Measured, Missing, ServiceLoad, Signal
+from autoscaler.core.model import EngineLoad, Idle, Measured, Missing, ServiceLoad, Signal
 from autoscaler.ports import Transient
 from serve_apps.wire import GatewayReport, ServiceCounters, WireError, decode
 
@@ -24,7 +24,7 @@ REPORT_TTL_S = 10.0
 MIN_INTERVAL_S = 0.5  # gateways report once a second; a clock that steps must not make a rate explode
 SILENT_FOR_S = 20.0  # a gateway unheard for longer was replaced, not cut off
 MEAN_OVER_REQUESTS = 100.0  # memory of the mean tokens per request
-SCRAPE_PERIOD_S = 5.0
+SCRAPE_PERIOD_S = 10.0  # a node's endpoint takes a tenth of a second to write its megabyte
 SCRAPE_TIMEOUT_S = 2.0
 
 
@@ -212,6 +212,7 @@ class EngineScraper:
         self._urls = urls
         self._period_s = period_s
         self._stats: dict[str, EngineStat] = {}
+        self._known = False  # whether the last scrape knew which nodes there are
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="qm-engine-scraper", daemon=True)
 
@@ -224,9 +225,14 @@ class EngineScraper:
         self._stop.set()
         self._thread.join()
 
-    def engine_stats(self, live: Collection[str]) -> dict[str, EngineStat]:
-        """The last scrape's gauges of the `live` replica ids: Ray exports a dead engine's last values for minutes."""
-        return {replica_id: stat for replica_id, stat in self._stats.items() if replica_id in live}
+    def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
+        """All engines of the last scrape, by replica: Ray exports a dead engine's last values for minutes.
+
+        Raises Transient before the first scrape, and when it was not known which nodes there are.
+        """
+        if not self._known:
+            raise Transient("no node's metrics endpoint is known", "NoMetricsEndpoint")
+        return tuple(_engine(replica_id, stat, now_s) for replica_id, stat in sorted(self._stats.items()))
 
     def scrape_once(self, client: httpx.Client) -> None:
         """Read every endpoint; one that does not answer leaves its engines out."""
@@ -234,8 +240,9 @@ class EngineScraper:
         try:
             for url in self._urls():
                 stats.update(_scrape(client, url))
+            self._known = True
         except Transient:
-            pass
+            self._known = False
         self._stats = stats
 
     def _loop(self) -> None:
@@ -251,3 +258,31 @@ def _scrape(client: httpx.Client, url: str) -> dict[str, EngineStat]:
         return parse_engines(reply.text) if reply.is_success else {}
     except httpx.HTTPError:
         return {}
+
+
+def _engine(replica_id: str, stat: EngineStat, now_s: float) -> EngineLoad:
+    def signal(value: float | None) -> Signal:
+        return Missing(why="not exported") if value is None else Measured(value=value, at_s=now_s)
+
+    return EngineLoad(
+        replica_id=replica_id,
+        running=signal(stat.running),
+        waiting=signal(stat.waiting),
+        kv_fraction=signal(stat.kv_fraction),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetrics:
+    """The Metrics port of a live cluster: load from the gateways, gauges from the engines."""
+
+    gateways: GatewayMetrics
+    scraper: EngineScraper
+
+    def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
+        """See `GatewayMetrics.loads`."""
+        return self.gateways.loads(now_s)
+
+    def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
+        """See `EngineScraper.engines`."""
+        return self.scraper.engines(now_s)

@@ -41,6 +41,7 @@ class PrometheusTelemetry:
         self.demand = self._gauge("qm_demand_rps", "Requests per second that a service is made ready for", "service")
         self.wanted = self._gauge("qm_wanted_replicas", "Replicas with a place now or coming", "service", "variant")
         self.target = self._gauge("qm_target_replicas", "Replicas published to Serve", "service", "variant")
+        self.kv = self._gauge("qm_kv_cache_fraction", "KV cache in use by a service's fullest engine", "service")
         self.ready = self._gauge("qm_ready_replicas", "Replicas seen ready", "service", "variant")
         self.shortfall = self._gauge("qm_shortfall_replicas", "Replicas wanted that nothing can hold", "service")
         self.starting = self._gauge("qm_starting_instances", "Instances paid for, not in the cluster yet", "offering")
@@ -98,8 +99,13 @@ class PrometheusTelemetry:
                 pass
 
     def _observed(self, seen: Observation, beliefs: Beliefs) -> None:
-        for port, view in (("metrics", seen.loads), ("serving", seen.serving), ("cloud", seen.cloud)):
+        views = {"metrics": seen.loads, "engines": seen.engines, "serving": seen.serving, "cloud": seen.cloud}
+        for port, view in views.items():
             self.blind.labels(port).set(isinstance(view, Missing))
+        self.kv.clear()
+        for service, known in beliefs.services.items():
+            if known.kv_fraction is not None:
+                self.kv.labels(service).set(known.kv_fraction)
         if not isinstance(seen.serving, Missing):
             self.ready.clear()
             ready = Counts((r.service, r.variant) for r in seen.serving.replicas if r.state == "ready")

@@ -109,7 +109,7 @@ def connect_cluster(options: RunOptions) -> World:
     if options.cloud != "local":
         raise BadInput(f"--cloud {options.cloud}: unknown; this version has: local")
     from autoscaler.adapters.local import LocalCloud
-    from autoscaler.adapters.prometheus import GatewayMetrics
+    from autoscaler.adapters.prometheus import ClusterMetrics, EngineScraper, GatewayMetrics
     from autoscaler.adapters.ray_serve import RayServe
 
     cloud = LocalCloud(options.cloud_url, _token(options.cloud_token_file))
@@ -123,11 +123,15 @@ def connect_cluster(options: RunOptions) -> World:
     except PortError as error:
         raise BadInput(f"--ray-address {options.ray_address}: {error}") from error
 
+    scraper = EngineScraper(serving.metrics_urls)
+    scraper.start()
+
     def leave() -> None:
+        scraper.stop()
         serving.close()
         cloud.close()
 
-    return World(GatewayMetrics(serving.reports), serving, cloud, leave)
+    return World(ClusterMetrics(GatewayMetrics(serving.reports), scraper), serving, cloud, leave)
 
 
 def _token(path: Path) -> str:

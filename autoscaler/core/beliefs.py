@@ -70,6 +70,7 @@ class ServiceBelief:
     input_tokens: float = 0.0
     output_tokens: float = 0.0
     queued: float = 0.0
+    kv_fraction: float | None = None  # of the fullest ready engine
     blind_why: str = ""
     planned: tuple[tuple[float, float], ...] = ()  # (at_s, demanded requests/s)
 

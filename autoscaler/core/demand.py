@@ -15,6 +15,7 @@ from policies.model import Goal, PolicySet, Service
 from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, ServiceBelief
+from .capacity import KV_FILL
 from .events import Forecast
 from .model import Demand, Shape
 from .reasons import Reason, ReasonCode, why
@@ -102,6 +103,10 @@ def _rps(
     if known.queued > 0.0:
         extra = known.queued / max(lead, 1.0)
         rps, reasons = rps + extra, (*reasons, why(ReasonCode.BACKLOG, queued=known.queued, extra_rps=extra))
+    if known.kv_fraction is not None and known.kv_fraction > KV_FILL:
+        extra = rps * (known.kv_fraction / KV_FILL - 1.0)
+        numbers = {"kv_fraction": known.kv_fraction, "limit": KV_FILL, "extra_rps": extra}
+        rps, reasons = rps + extra, (*reasons, why(ReasonCode.KV_PRESSURE, **numbers))
     for event in entry.events:
         starts_at_s = datetime.fromisoformat(event.starts_at).timestamp()
         if starts_at_s - lead <= now_s < starts_at_s + event.lasts_s:

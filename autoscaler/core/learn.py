@@ -196,7 +196,7 @@ def _observed(beliefs: Beliefs, event: Observed) -> Beliefs:
         beliefs = _learn_cloud(beliefs, seen.cloud, seen)
     if not isinstance(seen.serving, Missing):
         beliefs = _learn_loading(beliefs, seen.serving)
-    return _learn_loads(beliefs, seen)
+    return _learn_engines(_learn_loads(beliefs, seen), seen)
 
 
 def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Beliefs:
@@ -315,6 +315,20 @@ def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> Service
         queued=known.queued if queued is None else queued,
         blind_why="",
     )
+
+
+def _learn_engines(beliefs: Beliefs, seen: Observation) -> Beliefs:
+    """KV use of the fullest engine of each service. Engines that Serve no longer lists as ready have no say."""
+    if isinstance(seen.engines, Missing) or isinstance(seen.serving, Missing):
+        return beliefs
+    service_of = {row.replica_id: row.service for row in seen.serving.replicas if row.state == "ready"}
+    fullest: dict[str, float] = {}
+    for engine in seen.engines:
+        service, used = service_of.get(engine.replica_id), _value(engine.kv_fraction)
+        if service is not None and used is not None:
+            fullest[service] = max(used, fullest.get(service, 0.0))
+    services = {key: replace(known, kv_fraction=fullest.get(key)) for key, known in beliefs.services.items()}
+    return replace(beliefs, services=services)
 
 
 def _mixed(known: ServiceBelief, mean: float, tps: float, rps: float, at_s: float) -> float:

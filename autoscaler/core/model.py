@@ -61,6 +61,16 @@ class ServiceLoad:
     running: Signal
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What one engine says of itself: requests running, requests waiting, fraction of its KV cache in use."""
+
+    replica_id: str
+    running: Signal
+    waiting: Signal
+    kv_fraction: Signal
+
+
 ReplicaState = Literal["pending", "loading", "ready", "draining"]
 
 
@@ -148,6 +158,7 @@ class Observation:
     loads: tuple[ServiceLoad, ...] | Missing
     serving: ServingView | Missing
     cloud: CloudView | Missing
+    engines: tuple[EngineLoad, ...] | Missing = ()
 
 
 # ---- engine shapes --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ class ReasonCode(StrEnum):
     FORECAST_QUANTILE = "forecast_quantile"  # arrival_rps, quantile, lead_s
     DECLARED_EVENT = "declared_event"  # expected_rps
     BACKLOG = "backlog"  # queued, extra_rps
+    KV_PRESSURE = "kv_pressure"  # kv_fraction, limit, extra_rps
     NO_HISTORY = "no_history"  # samples
     METRICS_MISSING = "metrics_missing"  # held_replicas
     CAPACITY_PER_REPLICA = "capacity_per_replica"  # rps, batch, utilisation

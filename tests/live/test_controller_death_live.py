@@ -38,11 +38,11 @@ class Caller(threading.Thread):
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
         self.url, self.answered, self.failures = url, 0, list[str]()
-        self._stop = threading.Event()
+        self._done = threading.Event()
 
     def run(self) -> None:
         with httpx.Client(timeout=60.0, trust_env=False) as client:
-            while not self._stop.wait(0.3):
+            while not self._done.wait(0.3):
                 try:
                     client.post(f"{self.url}/v1/chat/completions", json=BODY).raise_for_status()
                     self.answered += 1
@@ -50,7 +50,7 @@ class Caller(threading.Thread):
                     self.failures.append(repr(error))
 
     def end(self) -> None:
-        self._stop.set()
+        self._done.set()
         self.join(timeout=60.0)
 
 

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from autoscaler.adapters.local import LocalCloud
-from autoscaler.adapters.prometheus import EngineScraper, EngineStat
+from autoscaler.adapters.prometheus import EngineScraper
 from autoscaler.adapters.ray_serve import RayServe
+from autoscaler.core.model import Measured, Signal
 from autoscaler.ports import Transient
 from serve_apps.wire import GATEWAY_APP
 from tests.serving_contract import APP, OFFERING, ServingRig, comes_to_life, is_emptied_by_a_drain, plan
@@ -140,7 +141,7 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> 
     instance_id = comes_to_life(rig)
     ready = {replica.replica_id for replica in rig.observe().replicas if replica.state == "ready"}
     assert len(cluster.serving.metrics_urls()) == 2
-    assert engines(cluster.serving, ready) == dict.fromkeys(ready, EngineStat(running=3.0))
+    assert engines(cluster.serving, ready) == dict.fromkeys(ready, Measured(value=3.0, at_s=7.0))
     is_emptied_by_a_drain(rig, instance_id)
     (instance,) = cluster.cloud.describe(0.0).instances
     assert instance.state_reason.startswith("Client.InstanceInitiatedShutdown")
@@ -149,15 +150,22 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> 
     assert len(cluster.serving.metrics_urls()) == 1
 
 
-def engines(serving: RayServe, ready: set[str]) -> dict[str, EngineStat]:
-    """What the scraper finds of the ready replicas, once Ray has exported it."""
+def engines(serving: RayServe, ready: set[str]) -> dict[str, Signal]:
+    """The requests running in the ready replicas by the scraper, once Ray has exported it."""
     scraper = EngineScraper(serving.metrics_urls, period_s=0.5)
     scraper.start()
     try:
-        poll(lambda: scraper.engine_stats(ready).keys() == ready, 30, "engines' gauges")
+        poll(lambda: running(scraper).keys() >= ready, 30, "engines' gauges")
+        return {key: value for key, value in running(scraper).items() if key in ready}
     finally:
         scraper.stop()
-    return scraper.engine_stats(ready)
+
+
+def running(scraper: EngineScraper) -> dict[str, Signal]:
+    try:
+        return {engine.replica_id: engine.running for engine in scraper.engines(7.0)}
+    except Transient:
+        return {}
 
 
 def test_a_new_cluster_at_the_same_address_is_joined(root: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.core.events import RECORD, Planned
-from autoscaler.core.model import Plan
+from autoscaler.core.model import EngineLoad, Measured, Plan
 from autoscaler.core.reasons import ReasonCode
 from autoscaler.ports import Transient
 from policies.model import PolicySet, Variant
@@ -185,6 +185,38 @@ def test_a_metrics_port_that_raises_is_blindness_too() -> None:
     scene.metrics.failures = [Transient("no board") for _ in range(360)]
     scene.run(3600)
     assert scene.ready(CHAT) == before
+
+
+def engine(replica_id: str, kv_fraction: float) -> EngineLoad:
+    seen = Measured(value=kv_fraction, at_s=0.0)
+    return EngineLoad(replica_id=replica_id, running=seen, waiting=seen, kv_fraction=seen)
+
+
+def test_a_kv_cache_fuller_than_planned_for_asks_for_more_before_latency_breaks() -> None:
+    scene = Scene([unit(service())], [offering("a")])
+    scene.load(CHAT, 4.0)
+    scene.run(600)
+    assert scene.wanted(CHAT) == 3
+    view = scene.serving.observe(scene.clock.now_s())
+    scene.metrics.engine_loads = [engine(view.replicas[0].replica_id, 0.96), engine(view.replicas[1].replica_id, 0.2)]
+    plan = scene.run(10)
+    assert scene.wanted(CHAT) == 4
+    (reason,) = [r for r in plan.demands[0].reasons if r.code is ReasonCode.KV_PRESSURE]
+    figures = dict(reason.numbers)
+    assert figures["kv_fraction"] == 0.96
+    assert figures["limit"] == 0.8
+    assert figures["extra_rps"] == pytest.approx(plan.demands[0].unheld_rps / 1.2 * 0.2)
+
+
+def test_the_metrics_of_a_replica_that_is_gone_decide_nothing() -> None:
+    """llm-d PR#385: Ray exports a dead engine's last values for minutes."""
+    scene = Scene([unit(service())], [offering("a")])
+    scene.load(CHAT, 4.0)
+    scene.run(600)
+    scene.metrics.engine_loads = [engine("ghost", 1.0)]
+    scene.run(60)
+    assert scene.wanted(CHAT) == 3
+    assert scene.beliefs.services[CHAT].kv_fraction is None
 
 
 def test_idle_scales_down() -> None:

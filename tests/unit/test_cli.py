@@ -22,7 +22,7 @@ from policies.model import PolicySet
 from tests.scene import Scene, offering, service, unit
 
 START_S = 0.5
-COMMANDS = ("advise", "apply", "check", "down", "explain", "render", "replay", "run", "schema", "status", "up")
+COMMANDS = ("advise", "apply", "bench", "check", "down", "explain", "render", "replay", "run", "schema", "status", "up")
 UNIT = """
 unit: support
 owner: o@example.com

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from autoscaler.adapters.prometheus import EngineScraper, EngineStat, parse_engines
+from autoscaler.core.model import Measured, Missing
 from autoscaler.ports import Transient
 
 PAGE = """# HELP ray_vllm_num_requests_running Number of requests in model execution batches.
@@ -29,7 +31,7 @@ def test_the_wanted_series_are_read_and_nonsense_is_dropped() -> None:
     }
 
 
-def test_only_live_replicas_and_answering_nodes_count() -> None:
+def test_only_answering_nodes_count() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.host == "away":
             raise httpx.ConnectTimeout("away")
@@ -38,7 +40,11 @@ def test_only_live_replicas_and_answering_nodes_count() -> None:
     scraper = EngineScraper(lambda: ("http://away/metrics", "http://good/metrics", "http://ill/metrics"))
     with httpx.Client(transport=httpx.MockTransport(answer)) as client:
         scraper.scrape_once(client)
-    assert scraper.engine_stats({"abc", "unknown"}) == {"abc": EngineStat(running=3.0, kv_fraction=0.25)}
+    found = {engine.replica_id: engine for engine in scraper.engines(7.0)}
+    assert set(found) == {"abc", "dead", "new"}
+    assert found["abc"].running == Measured(value=3.0, at_s=7.0)
+    assert found["abc"].kv_fraction == Measured(value=0.25, at_s=7.0)
+    assert isinstance(found["abc"].waiting, Missing)
 
 
 def test_stats_are_forgotten_when_the_cluster_cannot_be_asked() -> None:
@@ -52,6 +58,7 @@ def test_stats_are_forgotten_when_the_cluster_cannot_be_asked() -> None:
     scraper = EngineScraper(urls)
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=PAGE))) as client:
         scraper.scrape_once(client)
-        assert scraper.engine_stats({"abc"})
+        assert scraper.engines(7.0)
         scraper.scrape_once(client)
-    assert scraper.engine_stats({"abc"}) == {}
+    with pytest.raises(Transient, match="no node's metrics endpoint"):
+        scraper.engines(7.0)
