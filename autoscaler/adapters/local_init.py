@@ -1,14 +1,15 @@
 """The first process of a `local` instance: starts its command, adopts what that leaves behind, takes all of it down.
 
-Run as ``python -I -S local_init.py PARENT_PID COMMAND…`` in a session of its own, one per instance, so it imports the
-standard library only and stays small (``ray start --block`` in its place costs 170 MB). It ends when the command and
-the daemons that the command left have ended; on SIGTERM; or when its parent dies. Nothing it started outlives it.
+Run as ``python -I -S local_init.py PARENT_PID LOCK COMMAND…`` in a session of its own, one per instance, so it imports
+the standard library only and stays small (``ray start --block`` in its place costs 170 MB). It ends when the command
+and the daemons that the command left have ended; on SIGTERM; or when its parent dies. Nothing it started outlives it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -79,8 +80,15 @@ def _stop(_number: int, _frame: object) -> NoReturn:
     os._exit(0)
 
 
-def _watch(command: list[str]) -> int:
-    """Exit status of the command, or of the last daemon that it left behind (`ray start` leaves the raylet)."""
+def _watch(command: list[str], lock: str) -> int:
+    """Exit status of the command, or of the last daemon that it left behind (`ray start` leaves the raylet).
+
+    While the command itself runs it holds the file `lock` (empty: none): two raylets that start at once on one machine
+    choose the same socket name, and one of them dies of it.
+    """
+    turn = os.open(lock, os.O_RDWR) if lock else None
+    if turn is not None:
+        fcntl.flock(turn, fcntl.LOCK_EX)
     main = os.posix_spawnp(command[0], command, os.environ)
     daemons: set[int] | None = None  # None while the command itself runs
     while True:
@@ -88,6 +96,8 @@ def _watch(command: list[str]) -> int:
         code = os.waitstatus_to_exitcode(status)
         if pid == main:
             daemons = {proc.pid for proc in processes() if proc.ppid == os.getpid()} if code == 0 else set()
+            if turn is not None:
+                os.close(turn)
         elif daemons is not None:
             daemons.discard(pid)
         if daemons is not None and not daemons:
@@ -113,12 +123,12 @@ def _sweep() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the instance; returns the exit status of what ended it. Stopped from outside it exits 0, from `_stop`."""
-    parent, command = int(arguments[0]), arguments[1:]
+    parent, lock, command = int(arguments[0]), arguments[1], arguments[2:]
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     adopt_orphans()
     die_with_parent()
-    code = _watch(command) if os.getppid() == parent else 0
+    code = _watch(command, lock) if os.getppid() == parent else 0
     _ignore_signals()
     _sweep()
     return code if code >= 0 else 128 - code

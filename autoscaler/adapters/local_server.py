@@ -88,6 +88,7 @@ class Instances:
         self._config = config
         self._supply = supply
         self._processes: dict[str, _Process] = {}
+        self._boots_alone = tempfile.NamedTemporaryFile(prefix="qm-boot-")  # noqa: SIM115 - lives as long as this
 
     def follow(self, now_s: float) -> None:
         """One step: boot what runs without a process, stop what is terminating, record what ended."""
@@ -112,10 +113,12 @@ class Instances:
                     _wipe(process)
                     del self._processes[instance_id]
             time.sleep(0.02)
+        self._boots_alone.close()
 
     def _boot(self, machine: Machine) -> None:
         spec = self._supply.offerings[machine.offering]
-        command = [sys.executable, "-I", "-S", local_init.__file__, str(os.getpid())]
+        lock = self._boots_alone.name if self._config.boot_command is None else ""
+        command = [sys.executable, "-I", "-S", local_init.__file__, str(os.getpid()), lock]
         output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the instance
         child = subprocess.Popen(
             command + node_command(self._config, spec, machine.instance_id),

@@ -143,9 +143,7 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> 
     assert len(cluster.serving.metrics_urls()) == 2
     assert engines(cluster.serving, ready) == dict.fromkeys(ready, Measured(value=3.0, at_s=7.0))
     is_emptied_by_a_drain(rig, instance_id)
-    poll(
-        lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 10, "the instance ends with its raylet"
-    )
+    poll(lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 10, "instance ends with raylet")
     (instance,) = cluster.cloud.describe(0.0).instances
     assert instance.state_reason.startswith("Client.InstanceInitiatedShutdown")
     assert cluster.serving.reports() == {}
