@@ -42,10 +42,14 @@ M = TypeVar("M", bound=_Message)
 
 
 class VariantRoute(_Message):
-    """One application that can serve a service, with what one of its replicas carries."""
+    """One application that can serve a service, with what one of its replicas carries.
+
+    `max_replicas` is how far Serve may scale it on its own when the plan is stale.
+    """
 
     app: str
     target_replicas: int
+    max_replicas: int = 1
     ready_replicas: int
     max_concurrency_per_replica: int
     capacity_rps_per_replica: float

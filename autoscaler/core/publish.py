@@ -75,6 +75,7 @@ def _route(
             VariantRoute(
                 app=apps[route.variant],
                 target_replicas=targets[apps[route.variant]],
+                max_replicas=entry.max_replicas,
                 ready_replicas=route.ready,
                 max_concurrency_per_replica=route.max_concurrency_per_replica,
                 capacity_rps_per_replica=route.capacity_rps_per_replica,

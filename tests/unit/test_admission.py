@@ -126,6 +126,14 @@ def test_gateways_share_slots_and_each_keeps_one() -> None:
     assert share(1, 9) == 1
 
 
+def test_a_stale_plan_gives_the_slots_of_all_replicas_there_may_be() -> None:
+    """Else no more would reach Serve than the last plan's replicas carry, and its local rule could never scale up."""
+    wide = two_variants(ready=(2, 0), target=(2, 0))
+    wide = wide.model_copy(update={"variants": tuple(v.model_copy(update={"max_replicas": 9}) for v in wide.variants)})
+    rows = states(wide, {}, gateways=1, fresh=False)
+    assert [(v.app, v.replicas, v.slots) for v in rows] == [("a", 9, 72)]
+
+
 def test_a_stale_plan_gives_slots_by_target_and_never_closes_a_service() -> None:
     rows = states(two_variants(ready=(0, 0), target=(3, 0)), {}, gateways=1, fresh=False)
     assert [(v.app, v.replicas, v.slots) for v in rows] == [("a", 3, 24)]
