@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import httpx
 
+from autoscaler.adapters.ray_auth import auth_headers
 from autoscaler.core.model import Node, Replica, ReplicaState, ServingView
 from autoscaler.ports import NotFound, PortError, Transient
 from serve_apps.wire import BOARD_NAMESPACE, LABEL_INSTANCE_ID, LLM_DEPLOYMENT, PlanMessage, encode, split_app
@@ -43,7 +44,9 @@ class RayServe:
 
     def __init__(self, ray_address: str, dashboard_url: str) -> None:
         self._address = ray_address
-        self._http = httpx.Client(base_url=dashboard_url, timeout=CALL_TIMEOUT_S, trust_env=False)
+        self._http = httpx.Client(
+            base_url=dashboard_url, timeout=CALL_TIMEOUT_S, headers=auth_headers(), trust_env=False
+        )
         self._gcs = _Gcs(ray_address)
         self._board = _Board(ray_address)
         self._controller = ControllerWatch()

@@ -7,7 +7,6 @@ anything, through Serve's REST interface.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
+from autoscaler.adapters.ray_auth import auth_headers
 from autoscaler.catalogue import Catalogue, CatalogueProblems, Resolved, located, resolve
 from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, write_json
 from autoscaler.render import Engine, differences, serve_config
@@ -67,7 +67,7 @@ def apply_command(
     Applications that are not Quartermaster's stay as they are, and so does every running target.
     """
     _, config = _rendered(folder, engine, http_port)
-    with httpx.Client(base_url=dashboard_url, timeout=TIMEOUT, headers=_token(), trust_env=False) as client:
+    with httpx.Client(base_url=dashboard_url, timeout=TIMEOUT, headers=auth_headers(), trust_env=False) as client:
         current = _deployed(client, dashboard_url)
         config["applications"] += [app for app in current["applications"] if not _is_ours(app["name"])]
         lines = differences(current, config)
@@ -131,11 +131,6 @@ def _is_ours(app: str) -> bool:
     return app == GATEWAY_APP or split_app(app) is not None
 
 
-def _token() -> dict[str, str]:
-    token = os.environ.get("RAY_AUTH_TOKEN", "")
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
 def _deployed(client: httpx.Client, dashboard_url: str) -> dict[str, Any]:
     """The config in force, in the form of a Serve config: only the fields that somebody set."""
     details = _call(client, dashboard_url, "GET")
@@ -153,7 +148,7 @@ def _call(client: httpx.Client, dashboard_url: str, method: str, body: dict[str,
         remedy = "start Ray with its dashboard, or correct --dashboard-url"
         raise BadInput(f"--dashboard-url {dashboard_url}: no Ray answers there ({error}); {remedy}") from error
     if response.status_code in (401, 403):
-        raise BadInput(f"--dashboard-url {dashboard_url}: Ray wants a token; put it into RAY_AUTH_TOKEN")
+        raise BadInput(f"--dashboard-url {dashboard_url}: Ray wants a token; set RAY_AUTH_MODE=token or RAY_AUTH_TOKEN")
     if response.status_code != httpx.codes.OK:
         reason = " ".join(response.text.split())[:300]
         raise BadInput(f"--dashboard-url {dashboard_url}: answered {response.status_code} ({reason}); see Ray's log")

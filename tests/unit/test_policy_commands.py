@@ -179,8 +179,9 @@ def test_apply_sends_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatc
     fake = FakeServe()
     fake.token = "s3cret"
     with served(fake) as url:
-        with pytest.raises(BadInput, match="Ray wants a token; put it into RAY_AUTH_TOKEN"):
+        with pytest.raises(BadInput, match="Ray wants a token; set RAY_AUTH_MODE=token or RAY_AUTH_TOKEN"):
             apply_command(SIM, "sim", url, yes=True)
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "s3cret")
         assert apply_command(SIM, "sim", url, yes=True) == 0
 

@@ -94,6 +94,7 @@ def test_a_replica_goes_only_where_its_policy_allows() -> None:
     first = llm(config()["applications"][1])["ray_actor_options"]
     assert first["label_selector"] == {"qm-instance-type": "g6.12xlarge", "qm-market": "in(on_demand,spot)"}
     assert (first["num_cpus"], first["num_gpus"]) == (0, 1)
+    assert first["fallback_strategy"] == [{"label_selector": first["label_selector"]}]
     resolved = found()
     one = serve_config(changed(resolved, markets=("spot", "overflow"), zones=("b", "a")), resolved.shapes, engine="sim")
     labels = llm(one["applications"][1])["ray_actor_options"]["label_selector"]
