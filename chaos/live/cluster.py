@@ -30,6 +30,7 @@ HEAD_WAIT_S = 90.0
 CLOUD_WAIT_S = 20.0
 POLL_S = 0.25
 TICK_S = 2.0
+NO_LOCK = ""  # the parts may start beside each other
 
 # The children's environment: no token auth between processes of one machine, fresh queue metrics, no spare workers.
 ENVIRONMENT = {
@@ -231,7 +232,7 @@ class Cluster:
         return ""
 
     def _start(self, name: str, command: Sequence[str]) -> None:
-        guard = [] if self.setup.keep else [sys.executable, "-I", "-S", local_init.__file__, str(os.getpid())]
+        guard = [] if self.setup.keep else [sys.executable, "-I", "-S", local_init.__file__, str(os.getpid()), NO_LOCK]
         clean = {key: value for key, value in os.environ.items() if key not in DROPPED}
         with (self.setup.folder / f"{name}.log").open("wb") as output:
             self._parts[name] = subprocess.Popen(
