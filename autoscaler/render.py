@@ -122,7 +122,6 @@ def _gateway(routes: tuple[ServiceRoute, ...]) -> dict[str, Any]:
 def _application(service: Service, shape: Shape, import_path: str, args: dict[str, Any]) -> dict[str, Any]:
     app = app_name(shape.service, shape.variant)
     rule = _first_rule(service, shape)
-    options = {"num_cpus": 0, "num_gpus": shape.gpus, "label_selector": _labels(service, shape)}
     # One more than the batch and a tenth: the next request is already there when a slot falls free.
     ongoing = shape.timing.max_num_seqs + 1 + shape.timing.max_num_seqs // 10
     return {
@@ -140,7 +139,7 @@ def _application(service: Service, shape: Shape, import_path: str, args: dict[st
                 "max_ongoing_requests": ongoing,
                 "graceful_shutdown_timeout_s": _shutdown_s(service),
                 "graceful_shutdown_wait_loop_s": 0.5,
-                "ray_actor_options": options,
+                "ray_actor_options": _actor_options(service, shape),
                 "autoscaling_config": _autoscaling(service, rule.target_ongoing_per_replica),
             }
         ],
@@ -169,6 +168,18 @@ def _autoscaling(service: Service, target_ongoing: float) -> dict[str, Any]:
         "downscale_to_zero_delay_s": 0.0,
         "look_back_period_s": LOOK_BACK_S,
     }
+
+
+def _actor_options(service: Service, shape: Shape) -> dict[str, Any]:
+    """GPUs and place of a replica.
+
+    The fallback repeats the selector, so it allows no other place. It is there because Serve runs the task that builds
+    an application under the selector of its replicas unless there is a fallback: without it, an application whose
+    instance type is not running yet stays DEPLOYING, and its first replica waits for the build and for the instance.
+    """
+    labels = _labels(service, shape)
+    fallback = [{"label_selector": dict(labels)}]
+    return {"num_cpus": 0, "num_gpus": shape.gpus, "label_selector": labels, "fallback_strategy": fallback}
 
 
 def _labels(service: Service, shape: Shape) -> dict[str, str]:
