@@ -29,7 +29,10 @@ class OfferingBelief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceBelief:
-    """One instance of ours. `missing_since_s` is set while a joined instance has no live node."""
+    """One instance of ours. `missing_since_s` is set while a joined instance has no live node.
+
+    `excused` instances may end without having joined, and nobody is to blame: given back unused, or reclaimed.
+    """
 
     instance_id: str
     offering: str
@@ -40,6 +43,16 @@ class InstanceBelief:
     reclaim_at_s: float | None = None
     drain_deadline_at_s: float | None = None
     missing_since_s: float | None = None
+    joined: bool = False
+    excused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breaker:
+    """Instances of one type that ended, one after another, without joining. None is launched before `open_until_s`."""
+
+    strikes: int = 0
+    open_until_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +109,7 @@ class Beliefs:
     offerings: dict[str, OfferingBelief] = field(default_factory=dict)
     instances: dict[str, InstanceBelief] = field(default_factory=dict)
     intents: dict[str, IntentBelief] = field(default_factory=dict)
+    breakers: dict[str, Breaker] = field(default_factory=dict)  # by instance type
     services: dict[str, ServiceBelief] = field(default_factory=dict)
     boot_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by instance type
     load_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by application

@@ -69,6 +69,13 @@ def _launches(plan: Plan, beliefs: Beliefs) -> Iterator[str]:
                 yield f"{launch.id}: unknown offering {offering}"
             elif offering in beliefs.offerings and beliefs.offerings[offering].cool_until_s > plan.at_s:
                 yield f"{launch.id}: {offering} is cooling down"
+            elif _breaker_open(beliefs, offering, plan.at_s):
+                yield f"{launch.id}: instances of the type of {offering} do not join, its breaker is open"
+
+
+def _breaker_open(beliefs: Beliefs, offering: str, at_s: float) -> bool:
+    breaker = beliefs.breakers.get(beliefs.offers[offering].instance_type)
+    return breaker is not None and breaker.open_until_s > at_s
 
 
 def _releases(plan: Plan, observation: Observation, beliefs: Beliefs) -> Iterator[str]:

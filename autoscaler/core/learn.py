@@ -9,11 +9,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_apps.wire import app_name
 
-from .beliefs import EMPTY, Beliefs, InstanceBelief, IntentBelief, Loading, OfferingBelief, Sample, ServiceBelief
+from .beliefs import (
+    EMPTY,
+    Beliefs,
+    Breaker,
+    InstanceBelief,
+    IntentBelief,
+    Loading,
+    OfferingBelief,
+    Sample,
+    ServiceBelief,
+)
 from .events import (
     Acted,
     Configured,
@@ -30,8 +40,22 @@ from .events import (
     Snapshot,
 )
 from .lifecycle import INTENT_TIMEOUT_S, InstanceState, advance, expired, seen_state
-from .model import CloudView, Idle, Measured, Missing, Node, Observation, ServiceLoad, ServingView, Signal
+from .model import (
+    CloudInstance,
+    CloudView,
+    Idle,
+    Measured,
+    Missing,
+    Node,
+    Observation,
+    ServiceLoad,
+    ServingView,
+    Signal,
+)
+from .reasons import ReasonCode
 from .snapshot import restore
+
+T = TypeVar("T")
 
 __all__ = ["EMPTY", "Beliefs", "fold", "learn"]
 
@@ -43,6 +67,10 @@ GONE_KEPT_S = 60.0
 
 COOLDOWN_BASE_S = 30.0
 COOLDOWN_CAP_S = 900.0
+BREAKER_STRIKES = 3  # launches of a type that never joined, in a row, before the type itself is doubted
+BREAKER_BASE_S = 120.0
+BREAKER_CAP_S = 1800.0
+DRY_AT_LAUNCH = "Server.InsufficientInstanceCapacity"  # granted, and then there was none after all
 FIXED_COOLDOWN_S: dict[RefusalClass, float] = {"quota": 1800.0, "misconfigured": 600.0, "not_found": 86_400.0}
 
 
@@ -92,11 +120,18 @@ def _acted(beliefs: Beliefs, event: Acted) -> Beliefs:
     if instance is None or event.verb == "publish":
         return beliefs
     if event.verb == "terminate":
-        return _put_instance(beliefs, _moved(instance, advance(instance.state, InstanceState.TERMINATING), event.at_s))
+        moved = _moved(instance, advance(instance.state, InstanceState.TERMINATING), event.at_s)
+        return _put_instance(beliefs, replace(moved, excused=_given_back_unused(beliefs, event.target)))
     drains = beliefs.last_plan.drains if beliefs.last_plan else ()
     deadline = next((d.deadline_at_s for d in drains if d.instance_id == event.target), None)
     moved = _moved(instance, advance(instance.state, InstanceState.DRAINING), event.at_s)
     return _put_instance(beliefs, replace(moved, drain_deadline_at_s=deadline))
+
+
+def _given_back_unused(beliefs: Beliefs, instance_id: str) -> bool:
+    acts = beliefs.last_plan.terminates if beliefs.last_plan else ()
+    reasons = [reason.code for act in acts if act.instance_id == instance_id for reason in act.reasons]
+    return ReasonCode.SURPLUS_STARTING in reasons
 
 
 # ---- launches -------------------------------------------------------------------------------------------------------
@@ -132,18 +167,22 @@ def _refused(beliefs: Beliefs, event: LaunchRefused) -> Beliefs:
     beliefs = replace(beliefs, intents=_without(beliefs.intents, event.token))
     if event.error == "throttled":  # says nothing about capacity
         return beliefs
+    return _cooled(beliefs, event.offering, event.error, event.code, event.at_s)
+
+
+def _cooled(beliefs: Beliefs, offering: str, error: RefusalClass, code: str, at_s: float) -> Beliefs:
+    """Everything that this refusal speaks for is left alone for a while, longer each time."""
     offerings = dict(beliefs.offerings)
-    for name in _fails_together(beliefs, event.offering, event.error):
+    for name in _fails_together(beliefs, offering, error):
         known = offerings.get(name, OfferingBelief())
-        asked = name == event.offering
         row = known.refusals_in_row + 1
         offerings[name] = replace(
             known,
             refusals_in_row=row,
-            cool_until_s=max(known.cool_until_s, event.at_s + _cooldown_s(name, event.error, row)),
-            last_refusal=event.code,
-            last_refused_at_s=event.at_s,
-            refused=known.refused + (1 if asked else 0),
+            cool_until_s=max(known.cool_until_s, at_s + _cooldown_s(name, error, row)),
+            last_refusal=code,
+            last_refused_at_s=at_s,
+            refused=known.refused + (name == offering),
         )
     return replace(beliefs, offerings=offerings)
 
@@ -202,54 +241,83 @@ def _observed(beliefs: Beliefs, event: Observed) -> Beliefs:
 def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Beliefs:
     nodes = _nodes_by_instance(seen.serving)
     listed = {row.instance_id: row for row in cloud.instances}
-    offers = {row.offering: row for row in cloud.offerings}
+    beliefs = replace(
+        beliefs,
+        offers={row.offering: row for row in cloud.offerings},
+        intents=_unsettled(beliefs.intents, cloud),
+    )
     instances: dict[str, InstanceBelief] = {}
-    boot_s = dict(beliefs.boot_s)
     for instance_id in sorted(listed.keys() | beliefs.instances.keys()):
         row, known = listed.get(instance_id), beliefs.instances.get(instance_id)
         if row is None:
             assert known is not None
-            now = _unlisted(known, cloud.at_s)
+            before, now = known, _unlisted(known, cloud.at_s)
         else:
-            before = known or InstanceBelief(
-                instance_id=instance_id,
-                offering=row.offering,
-                token=row.token,
-                state=InstanceState.REQUESTED,
-                since_s=cloud.at_s,
-                launched_at_s=row.launched_at_s,
-            )
-            if nodes is None:
-                now = _listed(before, seen_state(row, None), before.missing_since_s, row.reclaim_at_s, cloud.at_s)
-            else:
-                node = nodes.get(instance_id)
-                lost = node is None or not node.alive
-                missing = (before.missing_since_s or cloud.at_s) if lost else None
-                now = _listed(before, seen_state(row, node), missing, row.reclaim_at_s, cloud.at_s)
-            if (
-                now.state is InstanceState.JOINED
-                and before.state is not InstanceState.JOINED
-                and row.offering in offers
-            ):
-                kind = offers[row.offering].instance_type
-                boot_s[kind] = (*boot_s.get(kind, ()), cloud.at_s - row.launched_at_s)[-LEAD_SAMPLES:]
+            before = known or _adopted(row, cloud.at_s)
+            now = _listed(before, row, nodes, cloud.at_s)
+        beliefs = _learn_end(beliefs, before, now, row, cloud.at_s)
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
             instances[instance_id] = now
+    return replace(beliefs, instances=instances)
+
+
+def _unsettled(intents: dict[str, IntentBelief], cloud: CloudView) -> dict[str, IntentBelief]:
+    """Calls that neither this listing nor the time since answers."""
     tokens = {row.token for row in cloud.instances}
-    intents = {
+    return {
         token: intent
-        for token, intent in beliefs.intents.items()
+        for token, intent in intents.items()
         if token not in tokens and cloud.at_s - intent.tried_at_s <= INTENT_TIMEOUT_S
     }
-    return replace(beliefs, offers=offers, instances=instances, intents=intents, boot_s=boot_s)
 
 
-def _listed(
-    before: InstanceBelief, seen: InstanceState, missing_s: float | None, reclaim_at_s: float | None, at_s: float
-) -> InstanceBelief:
-    moved = _moved(before, advance(before.state, seen), at_s)
-    starting = moved.state not in (InstanceState.JOINED, InstanceState.DRAINING)
-    return replace(moved, reclaim_at_s=reclaim_at_s, missing_since_s=None if starting else missing_s)
+def _adopted(row: CloudInstance, at_s: float) -> InstanceBelief:
+    return InstanceBelief(
+        instance_id=row.instance_id,
+        offering=row.offering,
+        token=row.token,
+        state=InstanceState.REQUESTED,
+        since_s=at_s,
+        launched_at_s=row.launched_at_s,
+    )
+
+
+def _learn_end(
+    beliefs: Beliefs, before: InstanceBelief, now: InstanceBelief, row: CloudInstance | None, at_s: float
+) -> Beliefs:
+    """What the end of a start teaches: how long a boot takes, or that nothing of this type gets up."""
+    offer = beliefs.offers.get(now.offering)
+    if offer is None:
+        return beliefs
+    kind = offer.instance_type
+    if now.joined and not before.joined:
+        boots = (*beliefs.boot_s.get(kind, ()), at_s - now.launched_at_s)[-LEAD_SAMPLES:]
+        return replace(beliefs, boot_s=beliefs.boot_s | {kind: boots}, breakers=_without(beliefs.breakers, kind))
+    ended = now.state is InstanceState.GONE and before.state is not InstanceState.GONE
+    if not ended or now.joined or now.excused or now.reclaim_at_s is not None or row is None:
+        return beliefs
+    if row.state_reason.startswith(DRY_AT_LAUNCH):
+        return _cooled(beliefs, now.offering, "no_capacity", DRY_AT_LAUNCH, at_s)
+    strikes = beliefs.breakers.get(kind, Breaker()).strikes + 1
+    open_s = min(BREAKER_BASE_S * 2.0 ** (strikes - BREAKER_STRIKES), BREAKER_CAP_S)
+    breaker = Breaker(strikes=strikes, open_until_s=at_s + open_s if strikes >= BREAKER_STRIKES else 0.0)
+    return replace(beliefs, breakers=beliefs.breakers | {kind: breaker})
+
+
+def _listed(before: InstanceBelief, row: CloudInstance, nodes: dict[str, Node] | None, at_s: float) -> InstanceBelief:
+    """The instance after a listing. Without a view of the cluster (`nodes` None) nothing is said of its node."""
+    node = nodes.get(row.instance_id) if nodes is not None else None
+    moved = _moved(before, advance(before.state, seen_state(row, node)), at_s)
+    in_cluster = moved.state in (InstanceState.JOINED, InstanceState.DRAINING)
+    missing = before.missing_since_s
+    if nodes is not None:
+        missing = (missing or at_s) if node is None or not node.alive else None
+    return replace(
+        moved,
+        reclaim_at_s=row.reclaim_at_s,
+        missing_since_s=missing if in_cluster else None,
+        joined=before.joined or moved.state is InstanceState.JOINED,
+    )
 
 
 def _unlisted(known: InstanceBelief, at_s: float) -> InstanceBelief:
@@ -347,8 +415,8 @@ def _value(signal: Signal) -> float | None:
     return 0.0 if isinstance(signal, Idle) else None
 
 
-def _without(intents: dict[str, IntentBelief], token: str) -> dict[str, IntentBelief]:
-    return {key: value for key, value in intents.items() if key != token}
+def _without(rows: dict[str, T], gone: str) -> dict[str, T]:
+    return {key: value for key, value in rows.items() if key != gone}
 
 
 _HANDLERS: dict[type, Callable[[Beliefs, Any], Beliefs]] = {

@@ -14,7 +14,7 @@ from math import ceil
 from policies.model import Service, Unit
 from serve_apps.wire import app_name
 
-from .beliefs import Beliefs, OfferingBelief
+from .beliefs import Beliefs, Breaker, OfferingBelief
 from .capacity import Capacity
 from .model import Demand, Offering, Shape
 from .reasons import Reason, ReasonCode, why
@@ -227,7 +227,7 @@ def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Or
     if count == 0:
         return None
     cheapest = why(ReasonCode.CHEAPEST, offering.offering, usd_per_h=usd_per_h, offerings=len(open_now))
-    skipped = tuple(_cooling(name, beliefs.offerings[name]) for name in cooling)
+    skipped = tuple(_shut(name, beliefs, now_s) for name in cooling)
     alternates = tuple(dict.fromkeys(row[3].offering for row in open_now))
     return Order(
         service=need.demand.service,
@@ -251,7 +251,7 @@ def _ranked_offers(
                 continue
             if offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
                 continue
-            if beliefs.offerings.get(offering.offering, OfferingBelief()).cool_until_s > now_s:
+            if _shut_until_s(offering, beliefs) > now_s:
                 cooling[offering.offering] = None
                 continue
             price = 0.0 if offering.market in SUNK else offering.price_usd_per_h
@@ -324,9 +324,20 @@ def _evict(need: Need, option: Option, victim: Need, berth: Berth) -> bool:
 def _nowhere(cooling: tuple[str, ...], beliefs: Beliefs, now_s: float) -> Reason:
     if not cooling:
         return why(ReasonCode.NOWHERE_TO_LAUNCH, offerings=0)
-    until_s = min(beliefs.offerings[name].cool_until_s for name in cooling)
+    until_s = min(_shut_until_s(beliefs.offers[name], beliefs) for name in cooling)
     return why(ReasonCode.ONLY_COOLING_LEFT, offerings=len(cooling), until_s=until_s, wait_s=until_s - now_s)
 
 
-def _cooling(name: str, belief: OfferingBelief) -> Reason:
+def _shut_until_s(offering: Offering, beliefs: Beliefs) -> float:
+    """Until when the offering is not asked: it refused, or instances of its type do not get up."""
+    cooling = beliefs.offerings.get(offering.offering, OfferingBelief()).cool_until_s
+    return max(cooling, beliefs.breakers.get(offering.instance_type, Breaker()).open_until_s)
+
+
+def _shut(name: str, beliefs: Beliefs, now_s: float) -> Reason:
+    kind = beliefs.offers[name].instance_type
+    breaker = beliefs.breakers.get(kind, Breaker())
+    if breaker.open_until_s > now_s:
+        return why(ReasonCode.BREAKER_OPEN, kind, strikes=breaker.strikes, until_s=breaker.open_until_s)
+    belief = beliefs.offerings[name]
     return why(ReasonCode.COOLING_DOWN, name, refusals=belief.refusals_in_row, until_s=belief.cool_until_s)

@@ -31,6 +31,7 @@ class ReasonCode(StrEnum):
     WAITS_FOR_INSTANCE = "waits_for_instance"  # starting_gpus, missing_gpus
     CHEAPEST = "cheapest"  # usd_per_h, usd_per_h_per_rps
     COOLING_DOWN = "cooling_down"  # refusals, until_s
+    BREAKER_OPEN = "breaker_open"  # strikes, until_s
     ONLY_COOLING_LEFT = "only_cooling_left"  # offerings
     STARTING_EXPIRED = "starting_expired"  # age_s, limit_s
     RECLAIM_NOTICE = "reclaim_notice"  # deadline_at_s

@@ -117,6 +117,36 @@ def test_starting_capacity_stops_counting_at_its_deadline() -> None:
     assert any(t.reasons[0].code is ReasonCode.STARTING_EXPIRED for p in scene.plans for t in p.terminates)
 
 
+def test_three_instances_that_die_at_boot_open_a_breaker_and_their_pool_is_not_blamed() -> None:
+    """karpenter-aws#1407: no endless launches of what dies at once; another type is used meanwhile."""
+    variants = (Variant(id="l4", instance_type="g6.2xlarge"), Variant(id="a10", instance_type="g5.2xlarge"))
+    pools = [offering("ill", 1.0, boot_s=0.0), offering("well", 2.0, instance_type="g5.2xlarge")]
+    scene = Scene([unit(service(variants=variants))], pools)
+    scene.load(CHAT, 0.0)
+    for _ in range(12):
+        scene.run(10)
+        for machine in scene.cloud.supply.machines.values():
+            if machine.offering == "ill" and machine.state != "terminated":
+                scene.cloud.supply.ended(machine.instance_id, scene.clock.at_s, "Client.InternalError: bad volume")
+    assert [name for name, _ in scene.grants()] == ["ill", "ill", "ill", "well"]
+    assert scene.refusals() == []
+    scene.run(120)
+    assert scene.ready(CHAT) == 1
+    (reason,) = [r for p in scene.plans for la in p.launches for r in la.reasons if r.code is ReasonCode.BREAKER_OPEN]
+    assert (reason.subject, dict(reason.numbers)["strikes"]) == ("g6.2xlarge", 3.0)
+
+
+def test_a_granted_instance_that_ends_for_lack_of_capacity_is_a_refusal() -> None:
+    scene = Scene([unit(service())], [offering("thin", 1.0, boot_s=0.0), offering("b", 2.0)])
+    scene.load(CHAT, 0.0)
+    scene.run(10)
+    (machine,) = scene.cloud.supply.machines.values()
+    scene.cloud.supply.ended(machine.instance_id, scene.clock.at_s, "Server.InsufficientInstanceCapacity: none left")
+    scene.run(10)
+    assert [name for name, _ in scene.grants()] == ["thin", "b"]
+    assert scene.beliefs.offerings["thin"].last_refusal == "Server.InsufficientInstanceCapacity"
+
+
 def test_falling_load_is_held_then_drained_then_given_back() -> None:
     scene = Scene([unit(service())], [offering("a")])
     scene.load(CHAT, 6.0)
