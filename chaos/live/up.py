@@ -291,12 +291,13 @@ def _short_tempdir() -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a run as Ctrl-C does."""
+    """SIGTERM and SIGHUP end a run as Ctrl-C does; so does SIGINT where a shell's ``&`` had it ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)  # which asyncio knows and replaces
     try:
         yield
     finally:
