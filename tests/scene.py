@@ -23,7 +23,9 @@ from tests.fakes import FakeClock, FakeCloud, FakeMetrics, FakeServing
 
 TIMING = Timing(a_s=0.02, b_s_per_seq=0.001, c_s_per_ktoken=0.0, prefill_tps=10_000.0, max_num_seqs=8)
 INPUT_TOKENS, OUTPUT_TOKENS = 500.0, 100.0
+# One replica of a latency service then carries .7 × 8 / (100 × 28 ms + 8 × 50 ms) = 1.75 requests per second.
 TICK_S = 10.0
+CHAT = "support/chat"
 BOOT_S, LOAD_S = 60.0, 60.0
 
 
@@ -179,3 +181,8 @@ class Scene:
     def wanted(self, key: str) -> int:
         """Replicas that the last plan gives a service, placed or coming."""
         return sum(t.wanted for t in self.plans[-1].targets if t.service == key)
+
+
+def codes(plan: Plan, key: str = CHAT) -> set[str]:
+    """Codes of the reasons of a service's targets."""
+    return {reason.code for target in plan.targets if target.service == key for reason in target.reasons}

@@ -1,4 +1,4 @@
-"""Named situations, each through the whole loop: observe, learn, decide, check, act, on fakes with semantics."""
+"""Acquiring and giving back, each situation through the whole loop on fakes with semantics."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.core.events import RECORD, Planned
-from autoscaler.core.model import EngineLoad, Measured, Plan
 from autoscaler.core.reasons import ReasonCode
 from autoscaler.ports import Transient
 from policies.model import PolicySet, Variant
-from tests.scene import Scene, offering, service, unit
-
-CHAT = "support/chat"
-# One replica of the scene's shape carries 8 / (100 × 28 ms + 8 × 50 ms) × .7 = 1.75 requests per second.
-ONE_REPLICA_RPS = 1.75
-
-
-def codes(plan: Plan, key: str = CHAT) -> set[str]:
-    return {reason.code for target in plan.targets if target.service == key for reason in target.reasons}
+from tests.scene import CHAT, Scene, codes, offering, service, unit
 
 
 def test_floor_is_launched_booted_loaded_and_served() -> None:
@@ -195,83 +186,6 @@ def test_the_target_of_a_leaving_replica_stays_until_a_successor_of_another_vari
     assert scene.running() == ["od"]
 
 
-def test_blind_metrics_hold_every_replica() -> None:
-    """dynamo PR#14575, keda#3064: a metrics outage is not silence."""
-    scene = Scene([unit(service())], [offering("a")])
-    scene.load(CHAT, 6.0)
-    scene.run(600)
-    before = scene.ready(CHAT)
-    scene.metrics.set_missing(CHAT)
-    scene.run(3600)
-    assert scene.ready(CHAT) == before
-    assert any(r.code is ReasonCode.METRICS_MISSING for d in scene.plans[-1].demands for r in d.reasons)
-
-
-def test_a_metrics_port_that_raises_is_blindness_too() -> None:
-    scene = Scene([unit(service())], [offering("a")])
-    scene.load(CHAT, 6.0)
-    scene.run(600)
-    before = scene.ready(CHAT)
-    scene.metrics.failures = [Transient("no board") for _ in range(360)]
-    scene.run(3600)
-    assert scene.ready(CHAT) == before
-
-
-def engine(replica_id: str, kv_fraction: float) -> EngineLoad:
-    seen = Measured(value=kv_fraction, at_s=0.0)
-    return EngineLoad(replica_id=replica_id, running=seen, waiting=seen, kv_fraction=seen)
-
-
-def test_a_kv_cache_fuller_than_planned_for_asks_for_more_before_latency_breaks() -> None:
-    scene = Scene([unit(service())], [offering("a")])
-    scene.load(CHAT, 4.0)
-    scene.run(600)
-    assert scene.wanted(CHAT) == 3
-    view = scene.serving.observe(scene.clock.now_s())
-    scene.metrics.engine_loads = [engine(view.replicas[0].replica_id, 0.96), engine(view.replicas[1].replica_id, 0.2)]
-    plan = scene.run(10)
-    assert scene.wanted(CHAT) == 4
-    (reason,) = [r for r in plan.demands[0].reasons if r.code is ReasonCode.KV_PRESSURE]
-    figures = dict(reason.numbers)
-    assert figures["kv_fraction"] == 0.96
-    assert figures["limit"] == 0.8
-    assert figures["extra_rps"] == pytest.approx(plan.demands[0].unheld_rps / 1.2 * 0.2)
-
-
-def test_the_metrics_of_a_replica_that_is_gone_decide_nothing() -> None:
-    """llm-d PR#385: Ray exports a dead engine's last values for minutes."""
-    scene = Scene([unit(service())], [offering("a")])
-    scene.load(CHAT, 4.0)
-    scene.run(600)
-    scene.metrics.engine_loads = [engine("ghost", 1.0)]
-    scene.run(60)
-    assert scene.wanted(CHAT) == 3
-    assert scene.beliefs.services[CHAT].kv_fraction is None
-
-
-def test_idle_scales_down() -> None:
-    """dynamo#6985: idle is seen, and is not missing."""
-    scene = Scene([unit(service(min_replicas=0, scale_to_zero=True))], [offering("a")])
-    scene.load(CHAT, 6.0)
-    scene.run(600)
-    assert scene.ready(CHAT) > 1
-    scene.load(CHAT, 0.0)
-    scene.run(1200)
-    assert scene.running() == []
-
-
-def test_without_a_view_of_the_cluster_nothing_is_done_and_targets_stay() -> None:
-    scene = Scene([unit(service())], [offering("a")])
-    scene.load(CHAT, 4.0)
-    scene.run(600)
-    before = {(t.variant, t.replicas) for t in scene.plans[-1].targets}
-    scene.serving.failures = [Transient("dashboard gone")]
-    plan = scene.run(10)
-    assert (plan.launches, plan.drains, plan.terminates) == ((), (), ())
-    assert {(t.variant, t.replicas) for t in plan.targets} == before
-    assert codes(plan) == {ReasonCode.BLIND}
-
-
 def test_a_lost_launch_reply_is_settled_by_the_listing_and_not_bought_again() -> None:
     """packer#1367 and its kind: the call took effect, the answer did not arrive."""
     scene = Scene([unit(service())], [offering("a"), offering("b", 2.0)])
@@ -297,98 +211,6 @@ def test_a_call_that_never_took_effect_is_given_up_after_a_minute_and_made_again
     assert scene.running() == [], "credited for a minute: it may still be coming"
     scene.run(30)
     assert scene.running() == ["a"]
-
-
-def test_low_priority_is_never_left_pending_beside_high() -> None:
-    chat, batch = service(), service("batch", priority=10, goal="cost", min_replicas=3)
-    scene = Scene([unit(chat, batch)], [offering("a", count=2)])
-    scene.load(CHAT, 0.0)
-    scene.load("support/batch", 0.0)
-    scene.run(300)
-    assert scene.ready(CHAT) == 1
-    assert scene.ready("support/batch") == 1
-    assert sum(t.replicas for t in scene.plans[-1].targets) == 2, "targets are capped to what can be placed"
-    assert scene.plans[-1].shortfalls[0].service == "support/batch"
-    assert scene.plans[-1].shortfalls[0].replicas == 2
-
-
-def test_the_critical_service_takes_the_place_of_the_least_important_when_nothing_can_be_bought() -> None:
-    chat, batch = service(), service("batch", priority=10, goal="cost", min_replicas=2)
-    scene = Scene([unit(chat, batch)], [offering("a", count=3)])
-    scene.load(CHAT, 0.0)
-    scene.load("support/batch", 0.0)
-    scene.run(300)
-    assert (scene.ready(CHAT), scene.ready("support/batch")) == (1, 2)
-    scene.load(CHAT, 4.0)
-    scene.run(300)
-    assert (scene.ready(CHAT), scene.ready("support/batch")) == (3, 0)
-    assert any(ReasonCode.PREEMPTED in codes(plan, "support/batch") for plan in scene.plans)
-
-
-def test_quota_of_the_unit_is_a_hard_cap_and_the_plan_partial() -> None:
-    """dynamo#8583: a plan above the cap is trimmed, not stuck."""
-    scene = Scene([unit(service(), quota_gpus=2)], [offering("a")])
-    scene.load(CHAT, 9.0)
-    scene.run(600)
-    assert scene.ready(CHAT) == 2
-    assert ReasonCode.QUOTA_GPUS in codes(scene.plans[-1])
-
-
-def test_budget_of_the_unit_is_kept() -> None:
-    scene = Scene([unit(service(), budget_usd_per_h=2.5)], [offering("a", 1.0)])
-    scene.load(CHAT, 9.0)
-    scene.run(600)
-    assert scene.ready(CHAT) == 2
-    assert ReasonCode.BUDGET in codes(scene.plans[-1])
-
-
-def test_on_demand_floor_is_met_before_spot_is_used() -> None:
-    """ray#58491: keep N on-demand."""
-    scene = Scene([unit(service(on_demand_floor=1))], [offering("spot", 0.3, market="spot"), offering("od", 1.0)])
-    scene.load(CHAT, 4.0)
-    scene.run(600)
-    assert scene.running() == ["od", "spot", "spot"]
-
-
-def test_replicas_of_two_services_share_an_instance() -> None:
-    four = offering("quad", 4.0, instance_type="g6.12xlarge", gpus=4)
-    variant = (Variant(id="quad", instance_type="g6.12xlarge"),)
-    services = [service("a", variants=variant), service("b", variants=variant, priority=10)]
-    scene = Scene([unit(*services)], [four])
-    scene.load("support/a", 0.0)
-    scene.load("support/b", 0.0)
-    scene.run(300)
-    assert scene.running() == ["quad"]
-    assert (scene.ready("support/a"), scene.ready("support/b")) == (1, 1)
-
-
-def test_tp_does_not_span_instances() -> None:
-    two = offering("pair", 2.0, instance_type="g6.12xlarge", gpus=4)
-    variant = (Variant(id="tp3", instance_type="g6.12xlarge", tp=3),)
-    scene = Scene([unit(service(variants=variant, min_replicas=2))], [two])
-    scene.load(CHAT, 0.0)
-    scene.run(300)
-    assert scene.running() == ["pair", "pair"]
-
-
-def test_noise_of_five_percent_changes_nothing() -> None:
-    """llm-d#1427."""
-    scene = Scene([unit(service())], [offering("a")])
-    for step in range(120):
-        scene.load(CHAT, 4.0 * (1.05 if step % 2 else 0.95))
-        scene.run(10)
-    targets = {sum(t.replicas for t in plan.targets) for plan in scene.plans[60:]}
-    assert targets == {3}
-    assert not any(plan.launches or plan.drains for plan in scene.plans[60:])
-
-
-def test_nothing_is_amplified_from_zero() -> None:
-    """ray PR#61731."""
-    scene = Scene([unit(service(min_replicas=0, scale_to_zero=True))], [offering("a")])
-    scene.load(CHAT, 0.0)
-    scene.run(600)
-    assert scene.grants() == []
-    assert all(t.wanted == 0 for plan in scene.plans for t in plan.targets)
 
 
 def test_falling_demand_cancels_what_is_still_starting() -> None:
@@ -423,18 +245,6 @@ def test_a_changed_policy_is_followed_and_an_equal_one_is_not_journalled() -> No
     scene.source.set(PolicySet(units=(unit(service(min_replicas=3)),)))
     scene.run(300)
     assert scene.ready(CHAT) == 3
-
-
-def test_a_service_that_left_the_policy_is_not_repeated_while_blind() -> None:
-    scene = Scene([unit(service(), service("old", priority=1))], [offering("a")])
-    scene.load(CHAT, 0.0)
-    scene.load("support/old", 0.0)
-    scene.run(200)
-    scene.source.set(PolicySet(units=(unit(service(max_replicas=2)),)))
-    scene.serving.failures = [Transient("dashboard gone")]
-    plan = scene.run(10)
-    assert {target.service for target in plan.targets} == {CHAT}
-    assert scene.serving.published[-1].targets == {"support.chat.l4": 1}
 
 
 def test_an_unreachable_slo_is_reported_and_not_chased() -> None:
