@@ -49,7 +49,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest tests --ignore=tests/system --durations=10
+	$(BIN)/python -m pytest tests --ignore=tests/system --numprocesses=2 --dist=loadfile --durations=15
 
 # Debian's package is unpacked, not installed: that needs no root, and starts no service.
 test-system: install

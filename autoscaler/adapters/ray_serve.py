@@ -55,12 +55,12 @@ class RayServe:
         """Whether Ray and its dashboard answer. Raises Transient that says which does not, and what to do."""
         _reach(self._address)
         with _translated("Ray's dashboard"):
-            self._http.get("/api/version", headers=dashboard_headers()).raise_for_status()
+            self._http.get("/api/version").raise_for_status()
 
     def observe(self, now_s: float) -> ServingView:
         """Replicas, nodes and targets of our applications. Raises Transient."""
         with _translated("Serve"):
-            reply = self._http.get("/api/serve/applications/", headers=dashboard_headers())
+            reply = self._http.get("/api/serve/applications/")
             reply.raise_for_status()
             details = reply.json()
             self._controller.believe(details, now_s)
@@ -145,13 +145,6 @@ def _replica(app: str, raw: Mapping[str, Any], instance_of: Mapping[str, str]) -
 
 
 # ---- edges ----------------------------------------------------------------------------------------------------------
-def dashboard_headers() -> dict[str, str]:
-    """What a request to Ray's dashboard must carry: its token where ``RAY_AUTH_MODE=token``, else nothing."""
-    from ray._private.authentication import http_token_authentication
-
-    return dict(http_token_authentication.get_auth_headers_if_auth_enabled({}))
-
-
 @contextlib.contextmanager
 def _translated(who: str) -> Iterator[None]:
     """Every failure inside becomes Transient with the original's name, unless it is a port error already."""

@@ -152,15 +152,15 @@ def test_a_killed_controller_buys_nothing_twice_and_nobody_notices() -> None:
         wait_for(lambda: ready(cluster) >= 6, 120.0, "six replicas after the restart")
         _assert_one_instance_per_need(cluster)
 
-        # It dies for good. Serve goes by the local rule: up under load, down without it, callers served throughout.
+        # It dies for good. Serve goes by the local rule, and callers are served throughout. (How that rule goes down
+        # again is tested in test_serve_policy_live.)
         kill_controller(cluster)
         held = ready(cluster)
-        time.sleep(15.0)  # the plan goes stale
-        codes = asyncio.run(flood(cluster.gateway_url, 20, 45.0))
+        time.sleep(12.0)  # the plan goes stale
+        codes = asyncio.run(flood(cluster.gateway_url, 20, 30.0))
         risen = ready(cluster)
         assert risen > held, "Serve scaled up by the local rule"
         assert set(codes) == {200}
-        wait_for(lambda: ready(cluster) < risen, 120.0, "Serve scaled down by the local rule")
 
         # And it comes back: the same instances, nothing forgotten.
         cluster.start_controller()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from autoscaler.cli import app
 from autoscaler.commands.outcome import BadInput
-from chaos.live import processes
 from chaos.live.inputs import Given, check_inputs
 from chaos.live.up import up_command
 
@@ -21,13 +21,17 @@ GOOD = Given(engine="sim", minutes=2.0, http_port=0)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A temporary folder of its own, which must stay empty, as the process table must stay as it was."""
+    """A temporary folder of its own, which must stay empty, and no child process that was not there before."""
     folder = tmp_path_factory.mktemp("t")
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    before = set(processes.marked())
+    before = _children()
     yield
     assert list(folder.iterdir()) == []
-    assert set(processes.marked()) <= before
+    assert _children() <= before
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def _refusal(given: Given) -> str:
