@@ -46,7 +46,7 @@ class Held:
     from_s: float
     until_s: float
     gone: bool = False
-    returned: bool = False  # the controller gave it back
+    returned: bool = False  # the controller gave it back: a drained node may end by itself before it is terminated
     reclaim_at_s: float | None = None
     empty_at_s: float | None = None
     busy_s: float = 0.0
@@ -105,7 +105,7 @@ class Facts:
                 self._observed(event)
             case Planned(plan=plan):
                 self._planned(plan)
-            case Acted(verb="terminate", target=target) if target in self.instances:
+            case Acted(verb="drain" | "terminate", target=target) if target in self.instances:
                 self.instances[target].returned = True
             case CheckFailed(at_s=at_s, violations=violations):
                 self.violations += [(at_s, "check_failed", text) for text in violations]

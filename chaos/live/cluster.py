@@ -30,11 +30,13 @@ HEAD_WAIT_S = 90.0
 CLOUD_WAIT_S = 20.0
 POLL_S = 0.25
 TICK_S = 2.0
+SERVE_PATH = "/api/serve/applications/"
 NO_LOCK = ""  # the parts may start beside each other
 
-# The children's environment: no token auth between processes of one machine, fresh queue metrics, no spare workers.
+# The children's environment: fresh queue metrics, no spare workers. Ray listens beyond the loopback interface whatever
+# address it is given, so it asks everyone for the run's token (`Cluster.environment`).
 ENVIRONMENT = {
-    "RAY_AUTH_MODE": "disabled",
+    "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
@@ -45,7 +47,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-DROPPED = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_ID", "CUDA_VISIBLE_DEVICES")
+DROPPED = ("RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_ID", "CUDA_VISIBLE_DEVICES")
 
 
 class StartFailedError(RuntimeError):
@@ -125,6 +127,21 @@ class Cluster:
         """The local cloud's token."""
         return self.token_file.read_text().strip()
 
+    @property
+    def ray_token_file(self) -> Path:
+        """Where Ray's token is; readable by this user only."""
+        return self.setup.folder / "ray.token"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every process of the run has in its environment, those on the instances included."""
+        return ENVIRONMENT | {"RAY_AUTH_TOKEN_PATH": str(self.ray_token_file), MARK: self.setup.run_id}
+
+    def dashboard(self) -> httpx.Client:
+        """A client of Ray's dashboard that shows the run's token."""
+        headers = {"Authorization": f"Bearer {self.ray_token_file.read_text()}"}
+        return httpx.Client(base_url=self.dashboard_url, headers=headers, timeout=120.0, trust_env=False)
+
     # ---- parts ------------------------------------------------------------------------------------------------------
     def start_head(self) -> None:
         """Ray's head: no GPUs, a small object store, everything on loopback. Raises StartFailedError."""
@@ -146,10 +163,11 @@ class Cluster:
             "temp-dir": self.setup.folder / "ray",
             "include-log-monitor": "false",
         }
+        _write_secret(self.ray_token_file)
         head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats"]
         self._start("ray-head", head + [f"--{name}={value}" for name, value in options.items()])
-        url = f"{self.dashboard_url}/api/serve/applications/"
-        self._wait("ray-head", HEAD_WAIT_S, lambda: httpx.get(url, timeout=5.0, trust_env=False).is_success)
+        with self.dashboard() as client:
+            self._wait("ray-head", HEAD_WAIT_S, lambda: client.get(SERVE_PATH, timeout=5.0).is_success)
 
     def start_cloud(self) -> None:
         """The local cloud with the run's supply. Raises StartFailedError."""
@@ -160,13 +178,12 @@ class Cluster:
                     "cluster": f"qm-up-{self.setup.run_id}",
                     "ray_address": self.ray_address,
                     "offerings": [dict(row) for row in self.setup.offerings],
-                    "node_env": ENVIRONMENT | {MARK: self.setup.run_id},
+                    "node_env": self.environment,
                     "launch_s": self.setup.launch_s,
                 }
             )
         )
-        self.token_file.touch(mode=0o600)
-        self.token_file.write_text(secrets.token_urlsafe(32))
+        _write_secret(self.token_file)
         command = [sys.executable, "-m", "autoscaler.adapters.local_server", "--config", str(config)]
         command += ["--port", str(self.ports["cloud"]), "--token-file", str(self.token_file)]
         self._start("cloud", command + ["--outlive-parent"] * self.setup.keep)
@@ -176,7 +193,8 @@ class Cluster:
     def deploy(self, config: Mapping[str, Any]) -> None:
         """Hand Serve the rendered config; replicas come with the plans. Raises StartFailedError."""
         (self.setup.folder / "serve.json").write_text(json.dumps(config, indent=2))
-        reply = httpx.put(f"{self.dashboard_url}/api/serve/applications/", json=config, timeout=120.0, trust_env=False)
+        with self.dashboard() as client:
+            reply = client.put(SERVE_PATH, json=config)
         if not reply.is_success:
             raise StartFailedError(f"Serve refused the config (HTTP {reply.status_code}): {reply.text[:500]}")
 
@@ -241,7 +259,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=clean | ENVIRONMENT | {MARK: self.setup.run_id},
+                env=clean | self.environment,
             )
 
     def _wait(self, name: str, for_s: float, ready: Callable[[], bool]) -> None:
@@ -253,3 +271,9 @@ class Cluster:
                     return
             time.sleep(POLL_S)
         raise StartFailedError(f"{name} did not answer within {for_s:g} s:\n{self.tail(name)}")
+
+
+def _write_secret(path: Path) -> None:
+    """A new random token in a file that only this user can read."""
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))

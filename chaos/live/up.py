@@ -275,9 +275,10 @@ class Run:
         notes += [f"failed {count} ×: {text}" for text, count in errors(self.load.outcomes)[:5]]
         if self.inputs.given.keep:
             notes += [
-                f"still running: gateway {cluster.gateway_url}/v1, Ray {cluster.ray_address}, dashboard and Serve "
-                f"{cluster.dashboard_url}, local cloud {cluster.cloud_url} (token in {cluster.token_file}), "
-                f"controller metrics {cluster.metrics_url}",
+                f"still running: gateway {cluster.gateway_url}/v1, controller metrics {cluster.metrics_url}",
+                f"Ray {cluster.ray_address}, dashboard {cluster.dashboard_url}, for both: "
+                f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.ray_token_file}",
+                f"local cloud {cluster.cloud_url}, token in {cluster.token_file}",
                 "end it with: qm down",
             ]
         return notes

@@ -23,7 +23,7 @@ from autoscaler.adapters.journal import read_all
 from autoscaler.adapters.local import LocalCloud
 from autoscaler.core.events import Event, LaunchAmbiguous, LaunchGranted, LaunchTried
 from chaos.live import processes
-from chaos.live.cluster import Cluster, Setup
+from chaos.live.cluster import SERVE_PATH, Cluster, Setup
 from chaos.live.inputs import Given, check_inputs
 from chaos.live.watch import Watch
 
@@ -110,7 +110,8 @@ def kill_controller(cluster: Cluster) -> None:
 
 def ready(cluster: Cluster) -> int:
     """Running chat replicas, from Serve itself: the journal of a dead controller says nothing."""
-    reply = httpx.get(f"{cluster.dashboard_url}/api/serve/applications/", timeout=10.0, trust_env=False).json()
+    with cluster.dashboard() as client:
+        reply = client.get(SERVE_PATH).raise_for_status().json()
     apps = [body for app, body in reply["applications"].items() if app.startswith("support.chat.")]
     rows = [row for app in apps for row in app["deployments"].get("LLM", {}).get("replicas", [])]
     return sum(row["state"] == "RUNNING" for row in rows)

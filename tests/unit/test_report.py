@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
@@ -243,16 +244,16 @@ def test_a_reclaimed_node_that_never_emptied_says_so() -> None:
 
 
 def test_given_back_is_what_the_controller_returned_and_nobody_reclaimed() -> None:
-    def returned(key: str) -> ev.Acted:
-        return ev.Acted(at_s=15.0, action="a", verb="terminate", target=key, kind="acted")
+    def acted(verb: Literal["drain", "terminate"], key: str) -> ev.Acted:
+        return ev.Acted(at_s=15.0, action="a", verb=verb, target=key, kind="acted")
 
-    rows = [_instance(key, "od-b", token=key) for key in ("i-1", "i-2")]
+    rows = [_instance(key, "od-b", token=key) for key in ("i-1", "i-2", "i-4")]
     reclaimed = _instance("i-3", "spot-a", token="i-3", reclaim_at_s=99.0)
-    found = _facts(
-        _seen(10.0, [*rows, reclaimed], []), returned("i-1"), returned("i-3"), _seen(20.0, [], []), _seen(30.0, [], [])
-    )
+    # i-1 was terminated, i-2 ended by itself, i-3 was reclaimed, i-4 ended by itself because it had been drained.
+    acts = [acted("terminate", "i-1"), acted("drain", "i-3"), acted("drain", "i-4")]
+    found = _facts(_seen(10.0, [*rows, reclaimed], []), *acts, _seen(20.0, [], []), _seen(30.0, [], []))
     assert all(held.gone for held in found.instances.values())
-    assert found.given_back() == 1
+    assert found.given_back() == 2
 
 
 def test_one_token_with_two_instances_is_a_violation() -> None:
