@@ -41,9 +41,10 @@ def short_forecast(
 ) -> tuple[tuple[float, float], ...]:
     """Quantiles of the rate at `now_s + lead_s`, as `(quantile, rate)`; empty without samples in the trend window.
 
-    The level is the mean of the last minute. The trend is the least-squares slope of the bins, damped, and only ever
-    added to a level above zero: silence is never amplified. The spread is that of the bins about their line, at least
-    the sampling error of a Poisson count over the level window.
+    The level is the mean of the last minute, which lies half of that minute back. The trend is the least-squares slope
+    of the bins; it is added for the way to now, damped for the lead, and only ever to a level above zero: silence is
+    never amplified. The spread is that of the bins about their line, at least the sampling error of a Poisson count
+    over the level window.
     """
     recent = [row for row in samples if now_s - TREND_WINDOW_S < row[0] <= now_s]
     if not recent:
@@ -56,7 +57,8 @@ def short_forecast(
     slope, spread = _line(bins(recent, newest_s))
     seen_s = max(newest_s - recent[0][0], BIN_S)
     poisson = (level / min(seen_s, LEVEL_WINDOW_S)) ** 0.5
-    mean = max(0.0, level + slope * TREND_DAMPING * min(lead_s, seen_s))
+    behind_s = min(seen_s, LEVEL_WINDOW_S) / 2.0
+    mean = max(0.0, level + slope * (behind_s + TREND_DAMPING * min(lead_s, seen_s)))
     sigma = max(spread, poisson)
     return tuple((q, max(0.0, mean + NormalDist().inv_cdf(q) * sigma)) for q in quantiles)
 

@@ -25,7 +25,7 @@ READ_TIMEOUT_S = 120.0
 PATIENCE_S: dict[Goal, float] = {"latency": 30.0, "throughput": 60.0, "cost": 120.0}  # then a shed request is given up
 SHARES: dict[Goal, float] = {"latency": 0.7, "throughput": 0.2, "cost": 0.1}
 # Share of the peak rate at a fraction of the run: low, a rise to the plateau, and a fall for the last third.
-PROFILE = ((0.0, 0.1), (0.1, 0.2), (0.25, 0.25), (0.48, 1.0), (0.68, 1.0), (0.72, 0.1), (1.0, 0.1))
+PROFILE = ((0.0, 0.1), (0.1, 0.25), (0.45, 1.0), (0.68, 1.0), (0.72, 0.1), (1.0, 0.1))
 TEXT = "the service answers and waits for a node that can take it while load grows so plan ahead and keep one more"
 CHARS_PER_TOKEN = 4.0
 
@@ -51,7 +51,7 @@ class Sizing:
 
 SIZINGS: dict[Literal["vllm", "sim"], Sizing] = {
     "vllm": Sizing(peak_rps=5.0, input_divisor=10, output_divisor=8, input_tokens=(4, 300), output_tokens=(4, 48)),
-    "sim": Sizing(peak_rps=7.0, input_divisor=10, output_divisor=8, input_tokens=(4, 300), output_tokens=(4, 48)),
+    "sim": Sizing(peak_rps=6.0, input_divisor=10, output_divisor=8, input_tokens=(4, 300), output_tokens=(4, 48)),
 }
 
 

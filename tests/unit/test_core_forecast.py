@@ -26,10 +26,10 @@ def test_a_level_is_its_own_median_and_its_spread_at_least_poisson() -> None:
     assert rows[0.95] == pytest.approx(4.0 + NormalDist().inv_cdf(0.95) * (4.0 / 60.0) ** 0.5)
 
 
-def test_a_ramp_is_followed_for_half_of_the_lead() -> None:
+def test_a_ramp_is_followed_to_now_and_for_half_of_the_lead() -> None:
     rows = dict(short_forecast(series([0.1 * k for k in range(1, 25)]), 240.0, 60.0, QS))
     level = sum(0.1 * k for k in range(19, 25)) / 6  # the last minute
-    assert rows[0.5] == pytest.approx(level + 0.01 * 0.5 * 60.0)
+    assert rows[0.5] == pytest.approx(level + 0.01 * (30.0 + 0.5 * 60.0))
 
 
 def test_a_falling_trend_never_goes_below_zero() -> None:

@@ -210,7 +210,7 @@ def test_differences_are_lines_of_application_field_and_both_values() -> None:
     assert differences(current, wanted) == (
         f"+ {gone['name']}: new application",
         "- other: removed, with its replicas",
-        "~ support.chat.g6-12x: deployments[LLM].autoscaling_config.max_replicas: 8 -> 20",
+        "~ support.chat.g6-12x: deployments[LLM].autoscaling_config.max_replicas: 8 -> 28",
         "~ support.chat.g5-12x: args.precision: unset -> bf16",
         "~ serve: http_options.port: 8001 -> 8000 (needs a restart of Serve)",
     )
