@@ -9,6 +9,9 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PROMETHEUS := build/prometheus/usr/bin
 
+# One process each, two at a time, the longest first: Ray and Serve keep a cluster's handles for the life of a process.
+LIVE := $(patsubst %,tests/live/test_%_live.py,up controller_death llm ray_serve configs serve_policy gateway apply)
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -49,7 +52,8 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest tests --ignore=tests/system --numprocesses=2 --dist=loadfile --durations=15
+	$(BIN)/python -m pytest tests --ignore=tests/system --ignore=tests/live --numprocesses=2 --dist=loadfile --durations=5
+	printf '%s\n' $(LIVE) | xargs -n 1 -P 2 $(BIN)/python -m pytest --quiet --durations=3
 
 # Debian's package is unpacked, not installed: that needs no root, and starts no service.
 test-system: install

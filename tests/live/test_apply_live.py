@@ -102,9 +102,9 @@ def test_a_config_put_never_resets_a_running_target(
     assert apply() == ["nothing to change"]
 
     before = replica_ids(cluster)
-    edit(policy, "max_replicas: 20", "max_replicas: 19")
+    edit(policy, "max_replicas: 28", "max_replicas: 27")
     edit(policy, "ttft_s: 3.0", "ttft_s: 4.0")
-    assert f"~ {APP}: deployments[LLM].autoscaling_config.max_replicas: 20 -> 19" in apply()
+    assert f"~ {APP}: deployments[LLM].autoscaling_config.max_replicas: 28 -> 27" in apply()
     seen = set()
     until_s = time.monotonic() + 8.0
     while time.monotonic() < until_s:

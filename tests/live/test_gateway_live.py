@@ -40,7 +40,8 @@ class TinyLlm:
                 while words[0] == "hold":
                     await asyncio.sleep(STEP_S)
         except asyncio.CancelledError:
-            Path(words[1]).touch()
+            if words[0] == "hold":
+                Path(words[1]).touch()
             raise
 
 

@@ -85,7 +85,7 @@ def test_check_resolved_shows_each_value_with_its_line_and_each_shape(capsys: py
     line = next(
         n for n, text in enumerate((SIM / "support.yaml").read_text().splitlines(), 1) if "max_replicas" in text
     )
-    assert f"support/chat.max_replicas = 20  ({SIM}/support.yaml:{line})" in lines
+    assert f"support/chat.max_replicas = 28  ({SIM}/support.yaml:{line})" in lines
     assert any(text.startswith("support/chat.warm_replicas = 0  (") and "defaults.yaml:" in text for text in lines)
     assert any(text.startswith("support/chat.g6-12x: 1 GPU of g6.12xlarge, KV for ") for text in lines)
 
