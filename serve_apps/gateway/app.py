@@ -41,12 +41,17 @@ def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
     started_s = int(time.time())
     metrics = registry(gateway)
 
+    def card(key: str) -> dict[str, object]:
+        return {"id": key, "object": "model", "created": started_s, "owned_by": key.partition("/")[0]}
+
     async def models(_: Request) -> Response:
-        rows = [
-            {"id": key, "object": "model", "created": started_s, "owned_by": key.partition("/")[0]}
-            for key in gateway.models()
-        ]
-        return JSONResponse({"object": "list", "data": rows})
+        return JSONResponse({"object": "list", "data": [card(key) for key in gateway.models()]})
+
+    async def model(request: Request) -> Response:
+        try:
+            return JSONResponse(card(gateway.find(request.path_params["id"]).policy.service))
+        except ApiError as error:
+            return Response(error.json(), error.status, media_type="application/json")
 
     async def healthz(_: Request) -> Response:
         state = {"plan": gateway.plan_state, "plan_age_s": round(gateway.plan_age_s(), 3), "gateways": gateway.gateways}
@@ -60,6 +65,7 @@ def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
             Route("/v1/chat/completions", _Completions(gateway, chat=True), methods=["POST"]),
             Route("/v1/completions", _Completions(gateway, chat=False), methods=["POST"]),
             Route("/v1/models", models),
+            Route("/v1/models/{id:path}", model),
             Route("/healthz", healthz),
             Route("/metrics", metrics_text),
         ],

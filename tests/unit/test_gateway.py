@@ -125,6 +125,10 @@ async def test_models_and_health() -> None:
         ("v/s", "model", "v"),
         ("v/t", "model", "v"),
     ]
+    assert (await rig.request("GET", "/v1/models/u/s")).json() == models["data"][0]
+    assert (await rig.request("GET", "/v1/models/t")).json()["id"] == "v/t"
+    unknown = await rig.request("GET", "/v1/models/w/x")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
     health = (await rig.request("GET", "/healthz")).json()
     assert health == {"status": "ok", "plan": "fresh", "plan_age_s": 0.0, "gateways": 1}
 
