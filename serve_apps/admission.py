@@ -87,12 +87,14 @@ def states(route: ServiceRoute, running: Mapping[str, int], *, gateways: int, fr
     """The variants of `route` with this gateway's share of their slots.
 
     With a fresh plan ready replicas are what counts. Without one nobody knows them, so each variant is given the slots
-    of all replicas it may have, and Serve's own queue holds the request until one is there: what waits, waits where
-    Serve's local rule sees it and scales. Variants that the last plan left at zero are used only when all are.
+    of all replicas there is room for, and Serve's own queue holds the request until one is there: what waits, waits
+    where Serve's local rule sees it and scales. Variants that the last plan left at zero are used only when all are,
+    and those that no owned instance can hold only when there is no other.
     """
     chosen = route.variants
     if not fresh:
-        chosen = tuple(v for v in chosen if v.target_replicas or v.ready_replicas) or chosen
+        used = tuple(v for v in chosen if v.target_replicas or v.ready_replicas)
+        chosen = used or tuple(v for v in chosen if v.max_replicas) or chosen
     rows = []
     for variant in chosen:
         replicas = variant.ready_replicas if fresh else max(1, variant.target_replicas, variant.max_replicas)

@@ -44,7 +44,7 @@ M = TypeVar("M", bound=_Message)
 class VariantRoute(_Message):
     """One application that can serve a service, with what one of its replicas carries.
 
-    `max_replicas` is how far Serve may scale it on its own when the plan is stale.
+    `max_replicas` is how many of them Serve can have on its own when the plan is stale: what the owned instances hold.
     """
 
     app: str

@@ -10,6 +10,7 @@ from serve_apps.wire import LocalRule, PlanMessage, ServiceRoute, VariantRoute, 
 
 from .beliefs import Beliefs
 from .demand import lead_s
+from .lifecycle import InstanceState
 from .model import Plan, Route
 
 LOCAL_RULE_LOAD = 0.7  # requests in flight per replica that Serve aims at on its own, of the batch that meets the SLO
@@ -29,6 +30,7 @@ def to_message(
     routes: dict[str, list[Route]] = {}
     for route in plan.routes:
         routes.setdefault(route.service, []).append(route)
+    room = _room(beliefs)
     return PlanMessage(
         run_id=run_id,
         seq=seq,
@@ -37,10 +39,25 @@ def to_message(
         targets=targets,
         local_rules=local_rules(policy, plan.routes),
         services=tuple(
-            _route(key, entry, routes.get(key, []), targets, plan, lead_s(beliefs, key), now_s)
+            _route(key, entry, routes.get(key, []), targets, room, plan, lead_s(beliefs, key), now_s)
             for key, _, entry in policy.services()
         ),
     )
+
+
+def _room(beliefs: Beliefs) -> dict[str, int]:
+    """How many replicas of each application the instances in the cluster can hold, were they alone on them.
+
+    Empty while nothing is known of any cloud: a config that is rendered for Serve alone.
+    """
+    if not beliefs.offers:
+        return {}
+    joined = (i.offering for i in beliefs.instances.values() if i.state is InstanceState.JOINED and not i.reclaim_at_s)
+    gpus = [(offer.instance_type, offer.gpus) for name in joined if (offer := beliefs.offers.get(name))]
+    return {
+        app_name(s.service, s.variant): sum(n // s.gpus for kind, n in gpus if kind == s.instance_type)
+        for s in beliefs.shapes
+    }
 
 
 def local_rules(policy: PolicySet, routes: tuple[Route, ...]) -> dict[str, LocalRule]:
@@ -64,7 +81,14 @@ def local_rules(policy: PolicySet, routes: tuple[Route, ...]) -> dict[str, Local
 
 
 def _route(
-    key: str, entry: Service, routes: list[Route], targets: dict[str, int], plan: Plan, lead: float, now_s: float
+    key: str,
+    entry: Service,
+    routes: list[Route],
+    targets: dict[str, int],
+    room: dict[str, int],
+    plan: Plan,
+    lead: float,
+    now_s: float,
 ) -> ServiceRoute:
     apps = {route.variant: app_name(key, route.variant) for route in routes}
     slots = sum(max(route.ready, targets[apps[route.variant]]) * route.max_concurrency_per_replica for route in routes)
@@ -75,7 +99,7 @@ def _route(
             VariantRoute(
                 app=apps[route.variant],
                 target_replicas=targets[apps[route.variant]],
-                max_replicas=entry.max_replicas,
+                max_replicas=min(entry.max_replicas, room.get(apps[route.variant], entry.max_replicas)),
                 ready_replicas=route.ready,
                 max_concurrency_per_replica=route.max_concurrency_per_replica,
                 capacity_rps_per_replica=route.capacity_rps_per_replica,

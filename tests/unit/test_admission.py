@@ -134,6 +134,15 @@ def test_a_stale_plan_gives_the_slots_of_all_replicas_there_may_be() -> None:
     assert [(v.app, v.replicas, v.slots) for v in rows] == [("a", 9, 72)]
 
 
+def test_a_stale_plan_at_zero_uses_the_variant_that_an_owned_instance_can_hold() -> None:
+    """Else the request is handed to an application whose replica waits for an instance that nobody will launch."""
+    both = two_variants(ready=(0, 0), target=(0, 0))
+    held = both.variants[1].model_copy(update={"max_replicas": 4})
+    bare = both.variants[0].model_copy(update={"max_replicas": 0})
+    rows = states(both.model_copy(update={"variants": (bare, held)}), {}, gateways=1, fresh=False)
+    assert [(v.app, v.replicas) for v in rows] == [("b", 4)]
+
+
 def test_a_stale_plan_gives_slots_by_target_and_never_closes_a_service() -> None:
     rows = states(two_variants(ready=(0, 0), target=(3, 0)), {}, gateways=1, fresh=False)
     assert [(v.app, v.replicas, v.slots) for v in rows] == [("a", 3, 24)]

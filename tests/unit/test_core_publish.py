@@ -35,7 +35,7 @@ def test_admission_figures_follow_the_ready_replicas() -> None:
     (route,) = message_of(scene).services
     (variant,) = route.variants
     assert (variant.ready_replicas, variant.target_replicas, variant.max_concurrency_per_replica) == (3, 3, 8)
-    assert variant.max_replicas == 8
+    assert variant.max_replicas == 3, "what three owned instances hold, of the eight that are allowed"
     assert route.max_queued == 8 * 24
     assert route.priority == 500
 

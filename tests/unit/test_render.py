@@ -135,6 +135,7 @@ def test_engines_and_gateway_understand_their_arguments(name: str, engine: str) 
 def test_before_any_plan_the_gateway_counts_on_the_floor_of_the_first_variant() -> None:
     routes = {route["service"]: route for route in config()["applications"][0]["args"]["services"]}
     assert [v["target_replicas"] for v in routes["support/chat"]["variants"]] == [1, 0]
+    assert [v["max_replicas"] for v in routes["support/chat"]["variants"]] == [28, 28]  # no cloud is known: as allowed
     assert [v["target_replicas"] for v in routes["research/nightly"]["variants"]] == [0, 0]
     assert all(v["capacity_rps_per_replica"] > 0 for route in routes.values() for v in route["variants"])
 
