@@ -44,12 +44,14 @@ def test_serve_run_answers_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     with serve_cluster() as cluster:
         config, url = on_free_port(CONFIGS / "quickstart-sim.yaml", tmp_path)
         command = [str(SERVE), "run", "--address", cluster.address, str(config)]
-        run = subprocess.Popen(command, env=cluster.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        run = subprocess.Popen(
+            command, env=cluster.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, preexec_fn=_heed_ctrl_c
+        )
         try:
             wait_until(lambda: answers(url), 90, "serve run answers a chat request")
             check_answer(url)
             run.send_signal(signal.SIGINT)
-            run.wait(30)
+            run.wait(60)
         finally:
             if run.poll() is None:
                 psutil.Process(run.pid).kill()
@@ -93,3 +95,8 @@ def test_both_configs_ask_for_neither_gpus_nor_labels_nor_a_controller() -> None
             for deployment in app.get("deployments", []):
                 assert set(deployment["ray_actor_options"]) == {"num_cpus"}
         assert "label_selector" not in text
+
+
+def _heed_ctrl_c() -> None:
+    """Whoever is started in the background by a shell inherits that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

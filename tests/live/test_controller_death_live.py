@@ -169,7 +169,7 @@ def test_a_killed_controller_buys_nothing_twice_and_nobody_notices() -> None:
         _assert_one_instance_per_need(cluster)
         caller.end()
         assert caller.failures == []
-        assert caller.answered > 100
+        assert caller.answered > 40, "one call after the other, a second each, over the whole of it"
 
 
 def _look(watch: Watch) -> int:

@@ -156,7 +156,7 @@ def engines(serving: RayServe, ready: set[str]) -> dict[str, Signal]:
     scraper = EngineScraper(serving.metrics_urls, period_s=0.5)
     scraper.start()
     try:
-        poll(lambda: running(scraper).keys() >= ready, 30, "engines' gauges")
+        poll(lambda: running(scraper).keys() >= ready, 90, "engines' gauges")
         return {key: value for key, value in running(scraper).items() if key in ready}
     finally:
         scraper.stop()
