@@ -24,7 +24,12 @@ TimeUnit = Literal["s", "ms", "min", "iso"]
 Per = Literal["s", "min", "bin"]
 
 MAX_PROBLEMS = 20
+MAX_SHOWN = 200  # characters of an unknown header
 BLOCK_TOKENS = 512  # Mooncake counts prefix hits in blocks of this many tokens
+MAX_INSTANT_S = 1e11  # the year 5138; beyond it, the time is in another unit
+MAX_SPAN_S = 366 * 86400.0
+MAX_TOKENS = 10_000_000  # in one request: the longest context that any published model takes
+MAX_REQUESTS = 1_000_000_000  # in one bin: a day of 11,000 requests a second
 UNIT_S = {"s": 1.0, "ms": 1e-3, "min": 60.0}
 
 
@@ -34,6 +39,10 @@ class TraceProblems(ValueError):
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class TraceUnreadable(TraceProblems):
+    """A trace that cannot be opened. Its one problem is ``file: why; what to do``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,8 +213,8 @@ class _Reader:
         if self.problems:
             raise TraceProblems(tuple(self.problems))
 
-    def count(self, row: Mapping[str, str], column: str) -> float:
-        """A number that cannot be negative; NaN (with a problem noted) when it is not one."""
+    def count(self, row: Mapping[str, str], column: str, most: float) -> float:
+        """A number from 0 to `most`; NaN (with a problem noted) when it is not one."""
         try:
             value = float(row[column])
         except ValueError:
@@ -213,6 +222,9 @@ class _Reader:
             return math.nan
         if not (math.isfinite(value) and value >= 0):
             self.problem(column, f"{row[column]} is not a count, use a finite number that is not negative")
+            return math.nan
+        if value > most:
+            self.problem(column, f"{row[column]} is more than {most:,.0f}, correct or remove the row")
             return math.nan
         return value
 
@@ -227,16 +239,10 @@ def read_trace(
 
     `columns` maps ``time, requests|value, input_tokens, output_tokens, session, prefix_tokens`` to the file's own
     names; headers in common use are known without it. `time_unit` and `per` are the units of the time and of the rates.
-    Raises TraceProblems listing every bad row up to twenty.
+    Raises TraceUnreadable, or TraceProblems listing every bad row up to twenty.
     """
     reader = _Reader(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reader.line = 0
-        reader.problem("file", f"cannot be read ({error}), give a CSV file with a header")
-        raise TraceProblems(tuple(reader.problems)) from error
-    rows = csv.reader(text.splitlines())
+    rows = _fields(reader, _text(reader))
     header = [name.strip() for name in next(rows, [])]
     if not header:
         reader.problem("header", "the file is empty, give a CSV file with a header and rows")
@@ -246,6 +252,36 @@ def read_trace(
         _read_rates if found.requests else _read_requests
     )
     return read(reader, _rows(reader, header, rows), found)
+
+
+def _text(reader: _Reader) -> str:
+    """The file's text. A pipe or a device is not opened: it may never end."""
+    path = reader.path
+    try:
+        if path.exists() and not path.is_file():
+            raise TraceUnreadable((f"{path}: Not a regular file; give a CSV file with a header",))
+        raw = path.read_bytes()
+    except OSError as error:
+        raise TraceUnreadable((f"{path}: {error.strerror}; give a CSV file with a header",)) from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        reader.line = raw.count(b"\n", 0, error.start) + 1
+        reader.problem("file", "is not UTF-8 text, give a CSV file with a header")
+        raise TraceProblems(tuple(reader.problems)) from error
+
+
+def _fields(reader: _Reader, text: str) -> Iterator[list[str]]:
+    """Every row's fields; keeps the reader's line. Raises TraceProblems where the file is not CSV."""
+    rows = csv.reader(text.splitlines())
+    try:
+        for row in rows:
+            reader.line = rows.line_num
+            yield row
+    except csv.Error as error:
+        reader.line = rows.line_num
+        reader.problem("row", f"is not CSV ({error}), correct or remove the row")
+        raise TraceProblems(tuple(reader.problems)) from error
 
 
 def _format(
@@ -263,7 +299,8 @@ def _known(reader: _Reader, header: list[str]) -> _Format:
             prefix = next((name for name in (form.prefix_tokens, "prefix_tokens") if name in header), "")
             return replace(form, session=session, prefix_tokens=prefix)
     names = "; ".join(",".join(form.needed()) for form in _KNOWN)
-    reader.problem("header", f"{','.join(header)!r} is not known, use one of ({names}) or name the columns")
+    given = ",".join(header)[:MAX_SHOWN]
+    reader.problem("header", f"{given!r} is not known, use one of ({names}) or name the columns")
     raise TraceProblems(tuple(reader.problems))
 
 
@@ -285,8 +322,7 @@ def _named(reader: _Reader, header: list[str], columns: Mapping[str, str]) -> _F
 
 def _rows(reader: _Reader, header: list[str], rows: Iterator[list[str]]) -> Iterator[dict[str, str]]:
     """Complete rows as dicts; a short or long row is a problem and is left out."""
-    for number, row in enumerate(rows, start=2):
-        reader.line = number
+    for row in rows:
         if not row:
             continue
         if len(row) != len(header):
@@ -298,14 +334,21 @@ def _rows(reader: _Reader, header: list[str], rows: Iterator[list[str]]) -> Iter
 
 
 def _clock(reader: _Reader, form: _Format) -> Callable[[Mapping[str, str]], float]:
-    """A reader of the time column that sees to it that time never goes backwards."""
-    last_s = -math.inf
+    """A reader of the time column that sees to it that time never goes backwards, nor on for more than a year."""
+    first_s, last_s = math.nan, -math.inf
 
     def at_s(row: Mapping[str, str]) -> float:
-        nonlocal last_s
-        now_s = _instant(reader, row[form.time], form)
+        nonlocal first_s, last_s
+        now_s, shown = _instant(reader, row[form.time], form), row[form.time]
+        if math.isnan(first_s):
+            first_s = now_s
         if now_s < last_s:
-            reader.problem(form.time, f"{row[form.time]} is earlier than the row before, sort the file by time")
+            reader.problem(form.time, f"{shown} is earlier than the row before, sort the file by time")
+        if now_s - first_s > MAX_SPAN_S:
+            reader.problem(
+                form.time, f"{shown} is more than {MAX_SPAN_S / 86400:g} days after the first row, split the file"
+            )
+            return math.nan
         last_s = max(last_s, now_s) if math.isfinite(now_s) else last_s
         return now_s
 
@@ -316,13 +359,17 @@ def _instant(reader: _Reader, text: str, form: _Format) -> float:
     try:
         if form.unit == "iso":
             stamp = datetime.fromisoformat(text.strip()[:26])  # Azure writes seven decimals; Python reads six
-            return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
-        value_s = float(text) * UNIT_S[form.unit]
+            value_s = (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+        else:
+            value_s = float(text) * UNIT_S[form.unit]
     except ValueError:
         value_s = math.nan
+    kind = "an ISO 8601 time" if form.unit == "iso" else f"a number of {form.unit}"
     if not math.isfinite(value_s):
-        kind = "an ISO 8601 time" if form.unit == "iso" else f"a number of {form.unit}"
         reader.problem(form.time, f"{text!r} is not {kind}, correct the row or give the time unit")
+    elif abs(value_s) > MAX_INSTANT_S:
+        reader.problem(form.time, f"{text} is too far away for {kind}, correct the row or give the time unit")
+        return math.nan
     return value_s
 
 
@@ -331,32 +378,34 @@ def _read_requests(reader: _Reader, rows: Iterator[dict[str, str]], form: _Forma
     table: list[tuple[float, float, float, float]] = []
     sessions: list[str] = []
     for row in rows:
-        prefix = reader.count(row, form.prefix_tokens) * form.prefix_scale if form.prefix_tokens else 0.0
-        table.append((clock(row), reader.count(row, form.input_tokens), reader.count(row, form.output_tokens), prefix))
+        prefix = reader.count(row, form.prefix_tokens, MAX_TOKENS) * form.prefix_scale if form.prefix_tokens else 0.0
+        inputs, outputs = (reader.count(row, name, MAX_TOKENS) for name in (form.input_tokens, form.output_tokens))
+        table.append((clock(row), inputs, outputs, prefix))
         if form.session:
             sessions.append(row[form.session])
     if not table:
         reader.problem("row", "there are no rows after the header, give at least one request")
     reader.stop()
     array = np.array(table, dtype=np.float64)
-    inputs, outputs = _whole(array[:, 1]), _whole(array[:, 2])
-    prefixes = np.minimum(array[:, 3].astype(np.int64), inputs)
+    prompts, answers = _whole(array[:, 1]), _whole(array[:, 2])
+    prefixes = np.minimum(array[:, 3].astype(np.int64), prompts)
     at_s = array[:, 0] - array[0, 0]
-    return Trace(reader.path.name, f"recorded: {reader.path.name}", at_s, inputs, outputs, prefixes, tuple(sessions))
+    return Trace(reader.path.name, f"recorded: {reader.path.name}", at_s, prompts, answers, prefixes, tuple(sessions))
+
+
+def _bin(reader: _Reader, row: Mapping[str, str], form: _Format) -> tuple[float, float, float]:
+    """Requests of one bin, and its tokens in and out, which are sums."""
+    requests = reader.count(row, form.requests, MAX_REQUESTS)
+    inputs, outputs = (
+        reader.count(row, name, requests * MAX_TOKENS) if name and requests > 0 else 0.0
+        for name in (form.input_tokens, form.output_tokens)
+    )
+    return requests, inputs, outputs
 
 
 def _read_rates(reader: _Reader, rows: Iterator[dict[str, str]], form: _Format) -> Rates:
     at_s = _clock(reader, form)
-    table = [
-        (
-            at_s(row),
-            *(
-                reader.count(row, name) if name else 0.0
-                for name in (form.requests, form.input_tokens, form.output_tokens)
-            ),
-        )
-        for row in rows
-    ]
+    table = [(at_s(row), *_bin(reader, row, form)) for row in rows]
     if len(table) < 2:
         reader.problem("row", "fewer than two bins, so their length is unknown, give at least two")
     reader.stop()

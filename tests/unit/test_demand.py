@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chaos.demand import Rates, Trace, TraceProblems, generated, read_trace
+from chaos.demand import Rates, Trace, TraceProblems, TraceUnreadable, generated, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -92,6 +94,30 @@ def test_named_columns_units_and_sessions(tmp_path: Path) -> None:
             "2: TIMESTAMP: 'yesterday' is not an ISO 8601 time, correct the row or give the time unit",
         ),
         ("t_minute,requests\n0,5\n", "2: row: fewer than two bins, so their length is unknown, give at least two"),
+        (
+            "at_s,input_tokens,output_tokens\n1e15,3,4\n",
+            "2: at_s: 1e15 is too far away for a number of s, correct the row or give the time unit",
+        ),
+        (
+            "at_s,input_tokens,output_tokens\n0,3,4\n31622401,3,4\n",
+            "3: at_s: 31622401 is more than 366 days after the first row, split the file",
+        ),
+        (
+            AZURE + "2023-11-16 18:15:46,3,999999999999\n",
+            "2: GeneratedTokens: 999999999999 is more than 10,000,000, correct or remove the row",
+        ),
+        (
+            "t_minute,requests\n0,5\n10,1e12\n",
+            "3: requests: 1e12 is more than 1,000,000,000, correct or remove the row",
+        ),
+        (
+            "t_minute,requests,input_tokens_est,output_tokens_est\n0,2,5,5\n10,2,5,20000001\n",
+            "3: output_tokens_est: 20000001 is more than 20,000,000, correct or remove the row",
+        ),
+        (
+            AZURE + "2023-11-16 18:15:46,3,4\n" + "x" * 200_000 + "\n",
+            "3: row: is not CSV (field larger than field limit (131072)), correct or remove the row",
+        ),
         ("t_minute,requests\n0,5\n0,6\n5,5\n", "3: t_minute: the same time twice, give each bin once"),
     ],
 )
@@ -112,8 +138,34 @@ def test_a_named_column_that_is_not_there(tmp_path: Path) -> None:
     assert refusal == "1: columns: requests = 'c' is not in the header, choose from a, b"
 
 
-def test_a_missing_file_is_one_problem(tmp_path: Path) -> None:
-    assert "cannot be read" in _refusal(tmp_path / "none.csv")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (Path.mkdir, "Not a regular file"),
+        (os.mkfifo, "Not a regular file"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_problem_without_a_line(
+    tmp_path: Path, make: Callable[[Path], None], why: str
+) -> None:
+    path = tmp_path / "t.csv"
+    make(path)
+    with pytest.raises(TraceUnreadable) as caught:
+        read_trace(path)
+    assert caught.value.problems == (f"{path}: {why}; give a CSV file with a header",)
+
+
+def test_a_binary_file_is_refused_at_its_first_such_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(AZURE.encode() + b"\xff\xfe\n")
+    assert _refusal(path) == "2: file: is not UTF-8 text, give a CSV file with a header"
+
+
+def test_the_limits_themselves_are_accepted(tmp_path: Path) -> None:
+    path = _file(tmp_path, "at_s,input_tokens,output_tokens\n0,1,1\n31622400,10000000,10000000\n")
+    assert len(read_trace(path).at_s) == 2  # type: ignore[union-attr]
+    assert isinstance(read_trace(_file(tmp_path, "t_minute,requests\n0,1e9\n10,0\n")), Rates)
 
 
 def test_every_bad_row_is_listed(tmp_path: Path) -> None:
