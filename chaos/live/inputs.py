@@ -1,12 +1,13 @@
 """What `qm up` is given: read and checked as a whole, before anything is started.
 
-Reads files and probes ports; may not start a process or write.
+Reads files, probes ports and folders; may not start a process or leave anything written.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import policies as policies_package
 from autoscaler.catalogue import Resolved, resolve
 from autoscaler.commands.outcome import BadInput
 from autoscaler.render import RenderProblems, serve_config
-from chaos.demand import Trace, TraceProblems, generated, read_trace
+from chaos.demand import Trace, TraceProblems, TraceUnreadable, generated, read_trace
 from policies.problems import Problems
 
 from . import processes
@@ -108,6 +109,8 @@ def _option_problems(given: Given) -> list[str]:
         problems.append(f"--cloud {given.cloud}: unknown; this version has: local")
     if not (math.isfinite(given.minutes) and MIN_MINUTES <= given.minutes <= MAX_MINUTES):
         problems.append(f"--minutes {given.minutes:g}: give a number from {MIN_MINUTES:g} to {MAX_MINUTES:g}")
+    if given.seed < 0:
+        problems.append(f"--seed {given.seed}: give a whole number that is not negative")
     return problems
 
 
@@ -124,22 +127,33 @@ def _path_problems(given: Given) -> list[str]:
     target = Path(given.json_file or "-")
     if given.json_file not in (None, "-") and (target.is_dir() or not target.parent.is_dir()):
         problems.append(f"--json {target}: cannot be written; give a file in a folder that exists, or -")
-    if (
-        given.journal is not None
-        and given.journal.exists()
-        and (not given.journal.is_dir() or any(given.journal.iterdir()))
-    ):
-        problems.append(f"--journal {given.journal}: is not an empty folder; give a new one, a run begins with none")
+    if given.journal is not None:
+        problems += _journal_problems(given.journal)
     return problems
+
+
+def _journal_problems(journal: Path) -> list[str]:
+    try:
+        if journal.exists() and (not journal.is_dir() or any(journal.iterdir())):
+            return [f"--journal {journal}: is not an empty folder; give a new one, a run begins with none"]
+        nearest = next(folder for folder in (journal, *journal.absolute().parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=nearest):  # permissions alone do not tell: root may "write" to /proc
+            return []
+    except OSError as error:
+        return [f"--journal {journal}: cannot be created ({error.strerror}); give a folder that can be written"]
 
 
 def _trace(given: Given, problems: list[str]) -> Trace | None:
     known = math.isfinite(given.minutes) and 0 < given.minutes <= MAX_MINUTES
     wanted = expected_requests(SIZINGS[given.engine], given.minutes * 60.0 if known else 60.0)
+    seed = max(0, given.seed)  # a negative one is refused already
     if given.trace is None:
-        return generated(given.seed, max(60.0, wanted))  # it has 5.5 requests a second: more than enough
+        return generated(seed, max(60.0, wanted))  # it has 5.5 requests a second: more than enough
     try:
-        found = as_requests(read_trace(given.trace), given.seed, wanted)
+        found = as_requests(read_trace(given.trace), seed, wanted)
+    except TraceUnreadable as error:
+        problems += [f"--trace {text}" for text in error.problems]
+        return None
     except TraceProblems as error:
         problems += error.problems
         return None
@@ -168,5 +182,5 @@ def _offerings(supply: Path, resolved: Resolved, problems: list[str]) -> tuple[d
     try:
         return read_supply(supply, resolved.catalogue)
     except SupplyProblems as error:
-        problems += error.problems
+        problems += [str(problem) for problem in error.problems]
         return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,10 @@ from autoscaler.commands.outcome import BadInput
 from chaos.live.inputs import Given, check_inputs
 from chaos.live.up import up_command
 
+POOL = (
+    "{id: a, instance_type: g6.2xlarge, region: r, zone: z, market: spot, count: 1, boot_s: {dist: constant, mean: 1}}"
+)
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 GOOD = Given(engine="sim", minutes=2.0, http_port=0)
 
 
@@ -109,24 +114,76 @@ def test_an_unknown_cloud_and_where_the_report_cannot_go(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("supply: []\n", "supply: "),
-        ("nothing: 1\n", "nothing: "),
+        ("", "1: is empty; start with supply:"),
+        ("- 1\n", "1: holds a list instead of keys; start with supply:"),
+        ("supply: []\n", "1: supply: is empty; give at least one pool"),
+        ("supply:\n  - {id: a, price: 1}\n", "2: supply[a].price: is not a known key; "),
+        (f"supply:\n  - {POOL}\n  - {POOL}\n", "3: supply[a].id: a is given twice; rename one"),
+        (f"supply:\n  - {POOL.replace('count: 1', 'count: -1')}\n", "2: supply[a].count: is -1; it must be at least 0"),
         (
-            "supply: [{id: a, instance_type: x9.large, region: r, zone: z, market: spot, count: 1, "
-            "boot_s: {dist: constant, mean: 1}}]\n",
-            "a: instance type 'x9.large' is not in the catalogue, add it or use another",
+            f"supply: [{POOL.replace('g6.2xlarge', 'x9.large')}]\n",
+            "1: supply[a].instance_type: x9.large is not in the catalogue; add it or use another",
         ),
         (
-            "supply: [{id: a, instance_type: g6.2xlarge, region: r, zone: z, market: odcr, count: 1, "
-            "boot_s: {dist: constant, mean: 1}}]\n",
-            "a: no catalogue price for g6.2xlarge odcr, give price_usd_per_h",
+            f"supply: [{POOL.replace('spot', 'odcr')}]\n",
+            "1: supply[a].price_usd_per_h: is missing and the catalogue has none for g6.2xlarge odcr; add it",
         ),
+        (BOMB, "2: uses a YAML alias (*name); write the value out"),
+        ("supply: !!python/object/apply:os.getcwd []\n", "1: uses the YAML tag "),
+        ("supply: [\n", "2: is not valid YAML: "),
+        ("#" * 2_000_000, "1: is larger than 1 MiB; "),
     ],
 )
 def test_a_supply_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:
     supply = tmp_path / "supply.yaml"
     supply.write_text(text)
-    assert f"{supply}: {problem}" in _refusal(replace(GOOD, supply=supply))
+    assert f"{supply}:{problem}" in _refusal(replace(GOOD, supply=supply))
+
+
+def test_a_row_with_a_problem_does_not_make_the_list_empty(tmp_path: Path) -> None:
+    supply = tmp_path / "supply.yaml"
+    supply.write_text(f"supply:\n  - {POOL.replace('count: 1', 'count: x')}\n")
+    assert _refusal(replace(GOOD, supply=supply)) == (
+        f'{supply}:2: supply[a].count: must be a whole number, not "x"; correct it'
+    )
+
+
+def test_a_supply_that_is_no_text_file(tmp_path: Path) -> None:
+    binary, pipe = tmp_path / "b.yaml", tmp_path / "p.yaml"
+    binary.write_bytes(b"a: 1\n\xff\xfe\n")
+    os.mkfifo(pipe)
+    assert _refusal(replace(GOOD, supply=binary)) == f"{binary}:2: is not UTF-8 text; save it as UTF-8"
+    assert f"{pipe}: is not a regular file; " in _refusal(replace(GOOD, supply=pipe))
+    assert f"{tmp_path}: is not a regular file; " in _refusal(replace(GOOD, supply=tmp_path))
+    assert "No such file or directory" in _refusal(replace(GOOD, supply=tmp_path / "none.yaml"))
+
+
+def test_a_negative_seed_with_and_without_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("t_minute,requests\n0,5\n10,5\n")
+    for given in (replace(GOOD, seed=-1), replace(GOOD, seed=-1, trace=trace)):
+        assert _refusal(given) == "--seed -1: give a whole number that is not negative"
+
+
+def test_a_trace_that_cannot_be_opened_is_named_by_its_option(tmp_path: Path) -> None:
+    trace = tmp_path / "none.csv"
+    assert _refusal(replace(GOOD, trace=trace)) == (
+        f"--trace {trace}: No such file or directory; give a CSV file with a header"
+    )
+
+
+def test_a_journal_that_cannot_be_created(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for journal in (Path("/proc/j"), Path("/proc/j/k"), file / "j"):
+        text = _refusal(replace(GOOD, journal=journal))
+        assert text.startswith(f"--journal {journal}: cannot be created (")
+        assert text.endswith("); give a folder that can be written")
+
+
+def test_a_journal_that_can_be_created_is_not_created_yet(tmp_path: Path) -> None:
+    check_inputs(replace(GOOD, journal=tmp_path / "a" / "b"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
