@@ -104,12 +104,12 @@ def _panel(seen: Snapshot) -> Table:
 
 
 # ---- summary --------------------------------------------------------------------------------------------------------
-def summary(console: Console, report: Report, facts: Facts, notes: Sequence[str]) -> None:
-    """The end of a run as tables: services, pools, then everything else in lines."""
+def summary(console: Console, report: Report, facts: Facts, notes: Sequence[str], kept: str = "") -> None:
+    """The end of a run as tables: services, pools, then everything else in lines. `kept`: what was left on purpose."""
     console.print()
     console.print(_services(report))
     console.print(_pools(facts))
-    for line in (*_lines(report), *notes):
+    for line in (*_lines(report, kept), *notes):
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -162,7 +162,7 @@ def _pools(facts: Facts) -> Table:
     return table
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: Report, kept: str) -> list[str]:
     launches, live = report.launches, report.live
     refused = ", ".join(f"{count} {name}" for name, count in launches.refused.items()) or "none"
     lines = [
@@ -175,7 +175,8 @@ def _lines(report: Report) -> list[str]:
             f"refusals answered from another pool in the same tick: {live.refused_then_granted_same_tick}",
         ]
         lines += [_reclaim(seen.deadline_at_s, seen.empty_at_s) for seen in live.reclaims]
-        lines.append(f"left over: {live.leaked_instances} instances, {live.leaked_processes} processes")
+        gone = f"left over: {live.leaked_instances} instances, {live.leaked_processes} processes"
+        lines.append(f"kept: {kept}" if kept else gone)
     return lines + [f"VIOLATION {seen.kind}: {seen.detail}" for seen in report.violations]
 
 

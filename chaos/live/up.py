@@ -257,12 +257,17 @@ class Run:
             violations=self._violations(),
             live=live_part(given.engine, facts, failed, self.leaked_instances, len(self.leaked)),
         )
-        summary(self.console, report, facts, self._notes(report))
+        summary(self.console, report, facts, self._notes(report), self._kept() if given.keep else "")
         if given.json_file:
             write_json(given.json_file, report.model_dump_json(indent=2).encode())
         if not (report.violations or failed or given.keep):
             shutil.rmtree(self.folder / "ray", ignore_errors=True)  # Ray's own logs are for when something went wrong
         return VIOLATED if report.violations else OK
+
+    def _kept(self) -> str:
+        """What still runs after `--keep`."""
+        instances, running = sum(self.watch.instances().values()), len(processes.marked(self.run_id))
+        return f"{instances} instances and {running} processes, until qm down"
 
     def _notes(self, report: Report) -> list[str]:
         trace, cluster = self.inputs.trace, self.cluster

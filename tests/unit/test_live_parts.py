@@ -19,11 +19,13 @@ from rich.console import Console
 from autoscaler.adapters.journal import encode_line
 from autoscaler.core.events import Event, LaunchRefused, Observed, Record
 from autoscaler.core.model import CloudInstance, CloudView, Missing, Observation, Offering, Replica, ServingView
+from chaos.facts import Facts
 from chaos.live import processes
 from chaos.live.script import Script, in_use, pick_victim
-from chaos.live.status import Snapshot, Status
+from chaos.live.status import Snapshot, Status, summary
 from chaos.live.watch import Watch
-from policies.model import Market
+from chaos.report import build, live_part
+from policies.model import Market, PolicySet
 
 POOLS: tuple[tuple[str, Market, float], ...] = (("od", "on_demand", 0.9), ("spot", "spot", 0.4))
 OFFERINGS = tuple(
@@ -183,3 +185,22 @@ def test_the_status_is_drawn_on_a_terminal_and_told_in_lines_elsewhere(terminal:
         assert (
             text.count("sent 9 answered 6 open 2 shed 1 failed 0  ready 2 (chat 2)  instances 1 (spot×1)  3.0 GiB") == 1
         )
+
+
+def _summary(found: Facts, kept: str) -> str:
+    report = build(
+        scenario="s", controller="qm", seed=1, duration_s=1.0, wall_s=1.0, outcomes=[], policy=PolicySet(units=()),
+        facts=found, violations=[], live=live_part("sim", found, 0, 0, 0),
+    )  # fmt: skip
+    screen = io.StringIO()
+    summary(Console(file=screen, width=200), report, found, ["a note"], kept)
+    return screen.getvalue()
+
+
+def test_the_summary_says_what_is_left_over_or_what_is_kept_never_both() -> None:
+    ended, kept = (_summary(Facts(), text) for text in ("", "2 instances and 9 processes, until qm down"))
+    assert "left over: 0 instances, 0 processes" in ended
+    assert "kept:" not in ended
+    assert "kept: 2 instances and 9 processes, until qm down" in kept
+    assert "left over" not in kept
+    assert "a note" in ended
