@@ -56,7 +56,7 @@ def read_segment(path: Path, *, newest: bool) -> Segment:
     """
     records: list[Record] = []
     bad_line, readable, size = 0, 0, 0
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for number, line in enumerate(_content(path).splitlines(keepends=True), start=1):
         size += len(line)
         record = _decode(path, number, line)
         if record is None:
@@ -71,6 +71,13 @@ def read_segment(path: Path, *, newest: bool) -> Segment:
     if bad_line and not newest:
         _damaged(path, bad_line, "a line is unreadable")
     return Segment(tuple(records), readable, size - readable)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Misconfigured(f"{path}: {error.strerror}; make it readable", "journal_unreadable") from error
 
 
 def _decode(path: Path, number: int, line: bytes) -> Record | None:
@@ -89,7 +96,7 @@ def _damaged(path: Path, number: int, what: str) -> Never:
 
 def segments(folder: Path) -> list[Path]:
     """The segment files of a journal folder, oldest first. Raises Misconfigured when it is no journal."""
-    paths = sorted(path for path in folder.glob("*.jsonl") if path.stem.isdigit())
+    paths = _numbered(folder)
     if not paths:
         raise Misconfigured(
             f"{folder}: no journal here (no NNNNNNNN.jsonl); give the folder that `qm run --journal` wrote",
@@ -98,8 +105,20 @@ def segments(folder: Path) -> list[Path]:
     return paths
 
 
+def _numbered(folder: Path) -> list[Path]:
+    """What is named like a segment. Raises Misconfigured for anything but a regular file, which could block a read."""
+    paths = sorted(path for path in folder.glob("*.jsonl") if path.stem.isdigit())
+    for path in paths:
+        if not path.is_file():
+            raise Misconfigured(f"{path}: is not a regular file; give the folder of a journal", "no_journal")
+    return paths
+
+
 def read_all(folder: Path) -> Iterator[Record]:
-    """Every record that is still kept, oldest first; a torn tail is left out. Needs no lock, changes nothing."""
+    """Every record that is still kept, oldest first; a torn tail is left out. Needs no lock, changes nothing.
+
+    Raises Misconfigured as `segments` and `read_segment` do, and when there is not one whole record.
+    """
     paths = segments(folder)
     seq = None
     for path in paths:
@@ -108,6 +127,10 @@ def read_all(folder: Path) -> Iterator[Record]:
                 _damaged(path, number, f"number {record.seq} follows {seq}: a segment is missing")
             seq = record.seq
             yield record
+    if seq is None:
+        raise Misconfigured(
+            f"{folder}: no whole record in {paths[-1].name}; give the folder of a journal", "no_journal"
+        )
 
 
 class FileJournal:
@@ -130,13 +153,15 @@ class FileJournal:
             ) from error
 
     def _resume(self) -> None:
-        paths = sorted(path for path in self.folder.glob("*.jsonl") if path.stem.isdigit())
+        paths = _numbered(self.folder)
         self._path = paths[-1] if paths else self.folder / f"{1:08d}.jsonl"
         self._seq, self._size = 0, 0
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         _sync_folder(self.folder)
         segment = read_segment(self._path, newest=True)
         if segment.torn_bytes:
+            if not segment.records and not _unfinished(os.pread(self._fd, 10, 0)):
+                _damaged(self._path, 1, "it begins with something else than a record")
             os.ftruncate(self._fd, segment.readable_bytes)
             os.fsync(self._fd)
             self.repaired = (
@@ -200,6 +225,12 @@ class FileJournal:
             for old in segments(self.folder)[: -self.keep]:
                 old.unlink()
             return records
+
+
+def _unfinished(first: bytes) -> bool:
+    """Whether the first ten bytes of a file can be those of a journal's first line, or zeros that a power cut left."""
+    line = set(first[:8]) <= set(b"0123456789abcdef") and b" {".startswith(first[8:])
+    return line or not first.strip(b"\0")
 
 
 def _create_whole(path: Path, data: bytes) -> int:

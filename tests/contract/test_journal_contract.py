@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,41 @@ def test_zeros_after_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path)
     assert journal.repaired
     assert [record.seq for record in journal.read()] == [1, 2]
+
+
+@pytest.mark.parametrize("first", [b"", b"0", b"0123abcd", b"0123abcd ", b'0123abcd {"seq":1,', b"\0" * 700], ids=repr)
+def test_a_first_write_that_was_cut_is_no_journal_to_read_but_one_to_go_on_with(first: bytes, tmp_path: Path) -> None:
+    (tmp_path / "00000001.jsonl").write_bytes(first)
+    with pytest.raises(Misconfigured) as said:
+        list(read_all(tmp_path))
+    assert str(said.value) == f"{tmp_path}: no whole record in 00000001.jsonl; give the folder of a journal"
+    journal = FileJournal(tmp_path)
+    assert journal.append(note(1), durable=True) == 1
+    journal.close()
+    assert [record.seq for record in read_all(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    "first", [random.Random(1).randbytes(10_000), b"a,b\n1,2\n", b"0123abcd;"], ids=["noise", "table", "9"]
+)
+def test_what_never_was_a_journal_is_neither_read_nor_written_over(first: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "00000001.jsonl"
+    path.write_bytes(first)
+    with pytest.raises(Misconfigured, match="no whole record in 00000001"):
+        list(read_all(tmp_path))
+    with pytest.raises(Misconfigured, match=r"00000001\.jsonl:1: journal damaged: it begins with something else"):
+        FileJournal(tmp_path)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_a_segment_that_is_no_regular_file_is_named(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "00000001.jsonl")
+    for use in (lambda: list(read_all(tmp_path)), lambda: FileJournal(tmp_path)):
+        with pytest.raises(
+            Misconfigured, match=r"00000001\.jsonl: is not a regular file; give the folder of a journal"
+        ):
+            use()
 
 
 def test_a_wrong_checksum_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
