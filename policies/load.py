@@ -78,12 +78,12 @@ def _files(folder: FilePath) -> list[FilePath]:
             if folder.exists()
             else "does not exist; give a folder of policy files"
         )
-        raise PolicyProblems([Problem(str(folder), 1, "", text)])
+        raise PolicyProblems([Problem(str(folder), 0, "", text)])
     files = sorted(
         path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
     )
     if not files:
-        raise PolicyProblems([Problem(str(folder), 1, "", "holds no .yaml file; add one file for each business unit")])
+        raise PolicyProblems([Problem(str(folder), 0, "", "holds no .yaml file; add one file for each business unit")])
     return files
 
 

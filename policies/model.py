@@ -15,6 +15,7 @@ Market = Literal["on_demand", "spot", "odcr", "block", "interruptible", "overflo
 Sacrifice = Literal["queue", "shed", "smaller_variant", "overflow"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=40)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Replicas = Annotated[int, Field(ge=0, le=10_000)]
 PositiveSeconds = Annotated[float, Field(gt=0.0)]
 
 
@@ -75,14 +76,14 @@ class Service(Strict):
     goal: Goal
     priority: Annotated[int, Field(ge=0, le=1000)] = 100
     slo: Slo = Slo()
-    min_replicas: Annotated[int, Field(ge=0)] = 1
-    max_replicas: Annotated[int, Field(ge=1)] = 8
-    warm_replicas: Annotated[int, Field(ge=0)] = 0
+    min_replicas: Replicas = 1
+    max_replicas: Annotated[int, Field(ge=1, le=10_000)] = 8
+    warm_replicas: Replicas = 0
     markets: tuple[Market, ...] = ("odcr", "block", "interruptible", "spot", "on_demand")
     zones: tuple[str, ...] = ()
     instance_types: tuple[str, ...] = ()
     variants: tuple[Variant, ...]
-    on_demand_floor: Annotated[int, Field(ge=0)] = 0
+    on_demand_floor: Replicas = 0
     scale_to_zero: bool = False
     events: tuple[Event, ...] = ()
     revision: str = "1"

@@ -11,7 +11,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing to mend. `line` counts from 1; `key` is empty when the file as a whole is meant."""
+    """One thing to mend. `line` counts from 1, 0 is none; `key` is empty when the file as a whole is meant."""
 
     file: str
     line: int
@@ -19,9 +19,8 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.file}:{self.line}: {self.key}: {self.text}" if self.key else f"{self.file}:{self.line}: {self.text}"
-        )
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.key}: {self.text}" if self.key else f"{where}: {self.text}"
 
 
 class Problems(ValueError):

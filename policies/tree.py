@@ -62,11 +62,13 @@ def spell(path: Path, data: Any) -> str:
 def read(path: FilePath) -> Document:
     """The document in `path`. Never raises for the content or for a file that cannot be read: see `problems`."""
     name = str(path)
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+        return _broken(name, 0, "is not a regular file; remove it, or give it another name")
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        return _broken(name, 1, f"cannot be read ({error.strerror}); check the path and its permissions")
+        return _broken(name, 0, f"cannot be read ({error.strerror}); check the path and its permissions")
     if len(raw) > MAX_BYTES:
         return _broken(name, 1, "is larger than 1 MiB; a file of this kind takes a few KiB, so check what it is")
     try:
@@ -81,7 +83,9 @@ def parse(text: str, file: str) -> Document:
         refusal = next(_refusals(text), None)
         node = None if refusal else yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:
-        return _broken(file, _line_of(error), f"is not valid YAML: {_reason(error)}; mend the syntax")
+        line = _line_of(error)
+        remedy = "indent with spaces, not with a tab" if _tab_indents(text, line) else "mend the syntax"
+        return _broken(file, line, f"is not valid YAML: {_reason(error)}; {remedy}")
     if refusal:
         return _broken(file, *refusal)
     document = Document(file)
@@ -166,6 +170,12 @@ def _broken(file: str, line: int, text: str) -> Document:
 def _line_of(error: yaml.YAMLError) -> int:
     mark = getattr(error, "problem_mark", None)
     return mark.line + 1 if mark else 1
+
+
+def _tab_indents(text: str, line: int) -> bool:
+    """Whether there is a tab before the first word of the line."""
+    found = text.split("\n")[line - 1 : line]
+    return any("\t" in row[: len(row) - len(row.lstrip())] for row in found)
 
 
 def _reason(error: yaml.YAMLError) -> str:

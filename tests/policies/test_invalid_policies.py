@@ -28,6 +28,8 @@ CORPUS: dict[str, tuple[str | bytes, list[str]]] = {
     "too large": ("# " + "x" * (1 << 20), ["a.yaml:1: is larger than 1 MiB; a file of this kind takes a few KiB, so check what it is"]),
     "two documents": (GOOD + "---\nunit: b\n", ["a.yaml:8: is not valid YAML: but found another document; mend the syntax"]),
     "broken indent": ("unit: a\n  owner: b\n", ["a.yaml:2: is not valid YAML: mapping values are not allowed in this context; mend the syntax"]),
+    "tab": ("services:\n\t- name: a\n", ["a.yaml:2: is not valid YAML: found character that cannot start any token; indent with spaces, not with a tab"]),
+    "tab after spaces": (UNIT + "  - name: chat\n  \t  model: m\n", ["a.yaml:5: is not valid YAML: found a tab character that violates indentation; indent with spaces, not with a tab"]),
     "open bracket": ("unit: [a\n", ["a.yaml:2: is not valid YAML: did not find expected ',' or ']'; mend the syntax"]),
     # ---- hostile
     "alias": ("unit: &u a\nowner: *u\n", ["a.yaml:2: uses a YAML alias (*name); write the value out"]),
@@ -64,6 +66,15 @@ CORPUS: dict[str, tuple[str | bytes, list[str]]] = {
     "priority is a time of day": (with_keys("priority: 12:30"), ['a.yaml:8: services[chat].priority: must be a whole number, not "12:30"; correct it']),
     "half a replica": (with_keys("min_replicas: 1.5"), ["a.yaml:8: services[chat].min_replicas: must be a whole number, not 1.5; correct it"]),
     "no replica at most": (with_keys("max_replicas: 0", "min_replicas: 0"), ["a.yaml:8: services[chat].max_replicas: is 0; it must be at least 1"]),
+    "more replicas than there are machines": (
+        with_keys("max_replicas: 99999999999999999999999999", "min_replicas: 10001", "warm_replicas: 20000", "on_demand_floor: 20000"),
+        [
+            "a.yaml:8: services[chat].max_replicas: is 99999999999999999999999999; it must be at most 10000",
+            "a.yaml:9: services[chat].min_replicas: is 10001; it must be at most 10000",
+            "a.yaml:10: services[chat].warm_replicas: is 20000; it must be at most 10000",
+            "a.yaml:11: services[chat].on_demand_floor: is 20000; it must be at most 10000",
+        ],
+    ),
     "fraction of all": (with_keys("slo: {fraction: 1.0}"), ["a.yaml:8: services[chat].slo.fraction: is 1.0; it must be less than 1"]),
     "ttft of nothing": (with_keys("slo: {ttft_s: 0}"), ["a.yaml:8: services[chat].slo.ttft_s: is 0; it must be more than 0"]),
     "ttft infinite": (with_keys("slo: {ttft_s: .inf}"), ["a.yaml:8: services[chat].slo.ttft_s: must be a finite number; correct it"]),

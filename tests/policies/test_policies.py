@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,12 +115,21 @@ def test_a_folder_that_is_none(make: Callable[[Path], Path], text: str, tmp_path
     folder = make(tmp_path / "folder")
     with pytest.raises(PolicyProblems) as caught:
         load(folder)
-    assert [str(problem) for problem in caught.value.problems] == [f"{folder}:1: {text}"]
+    assert [str(problem) for problem in caught.value.problems] == [f"{folder}: {text}"]
 
 
-def test_a_file_that_is_a_folder_is_one_clear_problem(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").mkdir()
-    with pytest.raises(PolicyProblems, match=r"a\.yaml:1: cannot be read \(Is a directory\); check the path"):
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+def test_only_regular_files_are_read(make: Callable[[Path], None], tmp_path: Path) -> None:
+    make(tmp_path / "a.yaml")
+    with pytest.raises(PolicyProblems) as caught:
+        load(tmp_path)
+    text = "is not a regular file; remove it, or give it another name"
+    assert [str(problem) for problem in caught.value.problems] == [f"{tmp_path}/a.yaml: {text}"]
+
+
+def test_a_link_to_nothing_is_one_clear_problem(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").symlink_to("nowhere")
+    with pytest.raises(PolicyProblems, match=r"a\.yaml: cannot be read \(No such file or directory\); check the path"):
         load(tmp_path)
 
 
