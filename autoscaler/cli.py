@@ -13,9 +13,19 @@ from typer.core import TyperGroup
 
 from autoscaler.ownership import check_ownership
 
+
+def _folder(text: str) -> Path:
+    """An empty name, as an unset variable of the shell gives it, would mean the current folder."""
+    if not text:
+        raise typer.BadParameter("is empty; name a folder, or . for this one")
+    return Path(text)
+
+
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is the screen.")]
-Journal = Annotated[Path, typer.Option("--journal", metavar="DIR", help="The folder of the journal.")]
-Policies = Annotated[Path, typer.Option("--policies", metavar="DIR", help="The folder of policy files.")]
+Journal = Annotated[Path, typer.Option("--journal", parser=_folder, metavar="DIR", help="The folder of the journal.")]
+Policies = Annotated[
+    Path, typer.Option("--policies", parser=_folder, metavar="DIR", help="The folder of policy files.")
+]
 CloudUrl = Annotated[str, typer.Option(metavar="URL", help="Where the local cloud listens.")]
 CloudTokenFile = Annotated[Path, typer.Option(metavar="FILE", help="Holds the token of the local cloud.")]
 RayAddress = Annotated[str, typer.Option(metavar="HOST:PORT", help="Ray's GCS.")]
@@ -28,7 +38,7 @@ MetricsPort = Annotated[
 ]
 HttpPort = Annotated[int, typer.Option(metavar="PORT", help="Where the gateway listens, on loopback.")]
 Once = Annotated[bool, typer.Option("--once", help="One tick, then stop.")]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of policy files.")]
+Folder = Annotated[Path, typer.Argument(parser=_folder, metavar="DIR", help="The folder of policy files.")]
 
 
 class _Group(TyperGroup):

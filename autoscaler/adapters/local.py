@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autoscaler.adapters.aws_codes import port_error
 from autoscaler.core.model import CloudView
-from autoscaler.ports import Transient
+from autoscaler.ports import Misconfigured, Transient
 
 _VIEW: TypeAdapter[CloudView] = TypeAdapter(CloudView)
 
@@ -24,7 +24,7 @@ class LocalCloud:
         )
 
     def describe(self, now_s: float) -> CloudView:
-        """Offerings and instances. Raises Transient, Throttled."""
+        """Offerings and instances. Raises Transient, Throttled, and Misconfigured for a wrong token."""
         reply = self._call("GET", "/describe")
         try:
             return replace(_VIEW.validate_json(reply.content), at_s=now_s)
@@ -65,4 +65,6 @@ class LocalCloud:
             code, message = str(answer["code"]), str(answer["message"])
         except (ValueError, LookupError, TypeError):
             code, message = f"HTTP{reply.status_code}", reply.text[:200]
+        if reply.status_code in (401, 403):
+            raise Misconfigured(message, code)
         raise port_error(code, message, offering=offering, status=reply.status_code)

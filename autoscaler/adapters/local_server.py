@@ -1,7 +1,7 @@
 """The `local` cloud: a process of its own that hands out raylets as instances, from finite pools.
 
 It stands for EC2 on one machine: the controller may die, this does not. It may not decide anything (the books are
-`local_supply`), listens on 127.0.0.1 only, and wants ``Authorization: Bearer TOKEN`` on everything that changes state.
+`local_supply`), listens on 127.0.0.1 only, and wants ``Authorization: Bearer TOKEN`` on everything but /healthz.
 No instance outlives it, nor it the process that started it (unless ``--outlive-parent``).
 
 Run as ``python -m autoscaler.adapters.local_server --config FILE.json --port N --token-file F``; it prints its address
@@ -48,6 +48,7 @@ OBJECT_STORE_BYTES = 80_000_000
 # No worker waits idle on an instance that only holds engines.
 NODE_ENV = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 STATUS = {ICE: 500, "RequestLimitExceeded": 503, "AuthFailure": 401}  # EC2's own statuses; every other code is 400
+WRONG_TOKEN = "wrong or missing bearer token"  # noqa: S105 - words, not a secret
 VIEW: TypeAdapter[CloudView] = TypeAdapter(CloudView)
 
 
@@ -199,7 +200,7 @@ class _Api:
         self._expected = f"Bearer {secret}".encode()
 
     def routes(self) -> list[Route]:
-        """All endpoints; the POST ones behind the token."""
+        """All endpoints; all but /healthz behind the token."""
         posts: dict[str, Callable[[bytes], Awaitable[dict[str, object]]]] = {
             "/launch": self._launch,
             "/terminate": self._terminate,
@@ -213,9 +214,8 @@ class _Api:
         self, act: Callable[[bytes], Awaitable[dict[str, object]]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            given = request.headers.get("authorization", "").encode()
-            if not hmac.compare_digest(given, self._expected):
-                return _refuse("AuthFailure", "wrong or missing bearer token")
+            if not self._admits(request):
+                return _refuse("AuthFailure", WRONG_TOKEN)
             try:
                 self._instances.follow(time.time())
                 return JSONResponse(await act(await request.body()))
@@ -228,10 +228,15 @@ class _Api:
 
         return endpoint
 
+    def _admits(self, request: Request) -> bool:
+        return hmac.compare_digest(request.headers.get("authorization", "").encode(), self._expected)
+
     async def _healthz(self, _request: Request) -> Response:
         return JSONResponse({"ok": True})
 
-    async def _describe(self, _request: Request) -> Response:
+    async def _describe(self, request: Request) -> Response:
+        if not self._admits(request):
+            return _refuse("AuthFailure", WRONG_TOKEN)
         now_s = time.time()
         self._instances.follow(now_s)
         return Response(VIEW.dump_json(self._supply.view(now_s)), media_type="application/json")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from autoscaler.ports import Misconfigured
 
+WANTS_TOKEN = "Ray wants a token; set RAY_AUTH_MODE=token (and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH)"  # noqa: S105
+
 
 def auth_headers() -> dict[str, str]:
     """Headers for Ray's REST interfaces; none where authentication is off. Raises Misconfigured without a token."""

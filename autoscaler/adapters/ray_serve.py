@@ -18,9 +18,9 @@ from typing import Any, TypeVar, cast
 
 import httpx
 
-from autoscaler.adapters.ray_auth import auth_headers
+from autoscaler.adapters.ray_auth import WANTS_TOKEN, auth_headers
 from autoscaler.core.model import Node, Replica, ReplicaState, ServingView
-from autoscaler.ports import NotFound, PortError, Transient
+from autoscaler.ports import Misconfigured, NotFound, PortError, Transient
 from serve_apps.wire import BOARD_NAMESPACE, LABEL_INSTANCE_ID, LLM_DEPLOYMENT, PlanMessage, encode, split_app
 
 T = TypeVar("T")
@@ -52,10 +52,16 @@ class RayServe:
         self._controller = ControllerWatch()
 
     def probe(self) -> None:
-        """Whether Ray and its dashboard answer. Raises Transient that says which does not, and what to do."""
+        """Whether Ray and its dashboard answer. Raises Transient that says which does not, and what to do.
+
+        Raises Misconfigured when the dashboard wants a token, or another one.
+        """
         _reach(self._address)
         with _translated("Ray's dashboard"):
-            self._http.get("/api/version").raise_for_status()
+            reply = self._http.get("/api/version")
+            if reply.status_code in (401, 403):
+                raise Misconfigured(WANTS_TOKEN, "Unauthorized")
+            reply.raise_for_status()
 
     def observe(self, now_s: float) -> ServingView:
         """Replicas, nodes and targets of our applications. Raises Transient."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from autoscaler.adapters.journal import read_all
-from autoscaler.commands.outcome import OK, VIOLATED, BadInput, write_json
+from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, write_json
 from autoscaler.explain import Explanation, Rung, explain
 from autoscaler.replay import DIFFERENCES_SHOWN, Replay, replay
 from autoscaler.software import versions
@@ -22,6 +23,7 @@ _EXPLANATION: TypeAdapter[Explanation] = TypeAdapter(Explanation)
 
 def replay_command(journal: Path, json_file: str | None) -> int:
     """Decide every plan of `journal` again; 1 when any came out otherwise."""
+    check_json(json_file)
     found = replay(read_all(journal), versions())
     if json_file:
         write_json(json_file, _REPLAY.dump_json(found))
@@ -52,6 +54,7 @@ def _print_replay(found: Replay) -> None:
 
 def explain_command(journal: Path, service: str | None, at: str | None, json_file: str | None) -> int:
     """Tell the newest launch's story."""
+    check_json(json_file)
     at_s = parse_instant(at) if at is not None else None
     found = explain(read_all(journal), service, at_s)
     if found is None:
@@ -66,15 +69,20 @@ def explain_command(journal: Path, service: str | None, at: str | None, json_fil
 
 
 def parse_instant(text: str) -> float:
-    """UTC seconds from seconds or ISO 8601. Raises BadInput."""
+    """UTC seconds from seconds or ISO 8601. Raises BadInput, for what is not finite too."""
+    wrong = BadInput(f"--at {text}: not a time; give UTC seconds or 2026-01-31T12:00:00Z")
     try:
-        return float(text)
+        at_s = float(text)
     except ValueError:
         pass
+    else:
+        if math.isfinite(at_s):
+            return at_s
+        raise wrong
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        raise BadInput(f"--at {text}: not a time; give UTC seconds or 2026-01-31T12:00:00Z") from None
+        raise wrong from None
     return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 
@@ -36,6 +38,21 @@ def write_json(target: str, data: bytes) -> None:
     try:
         Path(target).write_bytes(data + b"\n")
     except OSError as error:
-        raise BadInput(
-            f"--json {target}: {error.strerror}; give a file that can be written, or - for the screen"
-        ) from error
+        raise _unwritable(target, str(error.strerror)) from error
+
+
+def check_json(target: str | None) -> None:
+    """Raises BadInput when `write_json` could not write `target`: said before the work, not after. Writes nothing."""
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise _unwritable(target, os.strerror(errno.EISDIR))
+    if not path.parent.is_dir():
+        raise _unwritable(target, os.strerror(errno.ENOENT))
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(target, os.strerror(errno.EACCES))
+
+
+def _unwritable(target: str, why: str) -> BadInput:
+    return BadInput(f"--json {target}: {why}; give a file that can be written, or - for the screen")

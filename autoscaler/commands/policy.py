@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import yaml
 
-from autoscaler.adapters.ray_auth import auth_headers
+from autoscaler.adapters.ray_auth import WANTS_TOKEN, auth_headers
 from autoscaler.catalogue import Catalogue, CatalogueProblems, Resolved, located, resolve
-from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, write_json
+from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, check_json, write_json
 from autoscaler.render import Engine, differences, serve_config
 from policies.load import Origin, PolicyProblems, origins
 from serve_apps.wire import GATEWAY_APP, split_app
@@ -31,6 +31,7 @@ Schema = Callable[[], dict[str, Any]]
 
 def check_command(folder: Path, resolved: bool = False, json_out: str | None = None) -> int:
     """Reads everything in `folder` and prints what is wrong, or with `resolved` every value in force and its origin."""
+    check_json(json_out)
     try:
         found, _ = _rendered(folder, "vllm")
     except PolicyProblems as error:
@@ -91,7 +92,9 @@ def schema_command(name: str, extra: Mapping[str, Schema] | None = None) -> int:
 
 
 def _rendered(folder: Path, engine: Engine, http_port: int = 8000) -> tuple[Resolved, dict[str, Any]]:
-    """Everything in `folder` and its Serve config. Raises PolicyProblems."""
+    """Everything in `folder` and its Serve config. Raises PolicyProblems, and BadInput for a port that is none."""
+    if not 1 <= http_port <= 65535:
+        raise BadInput(f"--http-port {http_port}: is no port; give a number from 1 to 65535")
     found = resolve(folder)
     try:
         return found, serve_config(found.policy, found.shapes, engine=engine, http_port=http_port)
@@ -148,7 +151,7 @@ def _call(client: httpx.Client, dashboard_url: str, method: str, body: dict[str,
         remedy = "start Ray with its dashboard, or correct --dashboard-url"
         raise BadInput(f"--dashboard-url {dashboard_url}: no Ray answers there ({error}); {remedy}") from error
     if response.status_code in (401, 403):
-        raise BadInput(f"--dashboard-url {dashboard_url}: Ray wants a token; set RAY_AUTH_MODE=token or RAY_AUTH_TOKEN")
+        raise BadInput(f"--dashboard-url {dashboard_url}: {WANTS_TOKEN}")
     if response.status_code != httpx.codes.OK:
         reason = " ".join(response.text.split())[:300]
         raise BadInput(f"--dashboard-url {dashboard_url}: answered {response.status_code} ({reason}); see Ray's log")

@@ -22,13 +22,13 @@ from autoscaler.adapters.clock import SystemClock
 from autoscaler.adapters.journal import FileJournal
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.adapters.telemetry import PrometheusTelemetry
-from autoscaler.commands.outcome import OK, VIOLATED, BadInput, write_json
+from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, write_json
 from autoscaler.core.events import PLAN
 from autoscaler.core.model import Plan
 from autoscaler.core.reasons import Reason
 from autoscaler.explain import words
 from autoscaler.loop import Controller
-from autoscaler.ports import Cloud, Metrics, PortError, Serving
+from autoscaler.ports import Cloud, Metrics, Misconfigured, PortError, Serving
 from autoscaler.render import Engine
 
 LAUNCH_WORKERS = 16
@@ -70,6 +70,7 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
     """
     if not options.tick_s > 0:
         raise BadInput(f"--tick-s {options.tick_s:g}: give a number of seconds above 0")
+    check_json(options.json_file)
     read = partial(read_policy, engine=options.engine)
     read(options.policies)
     folder = PolicyFolder(options.policies, read)
@@ -116,10 +117,15 @@ def connect_cluster(options: RunOptions) -> World:
     serving = RayServe(options.ray_address, options.dashboard_url)
     try:
         cloud.describe(SystemClock().now_s())
+    except Misconfigured as error:
+        remedy = "give the file that the cloud was started with"
+        raise BadInput(f"--cloud-token-file {options.cloud_token_file}: {error}; {remedy}") from error
     except PortError as error:
         raise BadInput(f"--cloud-url {options.cloud_url}: {error}; start the cloud, or correct the address") from error
     try:
         serving.probe()
+    except Misconfigured as error:
+        raise BadInput(f"--dashboard-url {options.dashboard_url}: {error}") from error
     except PortError as error:
         raise BadInput(f"--ray-address {options.ray_address}: {error}") from error
 

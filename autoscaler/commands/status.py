@@ -13,7 +13,7 @@ from rich.table import Table
 
 from autoscaler.adapters.journal import read_all
 from autoscaler.commands.journal import clock_words, screen
-from autoscaler.commands.outcome import OK, write_json
+from autoscaler.commands.outcome import OK, check_json, write_json
 from autoscaler.core.beliefs import EMPTY, Beliefs
 from autoscaler.core.events import CheckFailed, Configured, Event, Observed, Planned, PolicyRefused, Record
 from autoscaler.core.learn import learn
@@ -123,6 +123,7 @@ def _services(plan: Plan | None, seen: Observation | None) -> tuple[ServiceStatu
 
 def status_command(journal: Path, json_file: str | None) -> int:
     """Print where things stand."""
+    check_json(json_file)
     found = status(read_all(journal))
     if json_file:
         write_json(json_file, TypeAdapter(Status).dump_json(found))

@@ -230,7 +230,14 @@ def test_nothing_changes_without_the_token(server: Local, path: str) -> None:
         with pytest.raises(Misconfigured) as refused:
             stranger.launch("od-a", 1, "t1")
         assert refused.value.code == "AuthFailure"
-        assert stranger.describe(0.0).instances == ()
+    assert server.cloud.describe(0.0).instances == ()
+
+
+def test_nothing_is_listed_without_the_token(server: Local) -> None:
+    assert httpx.get(f"{server.url}/describe").status_code == 401
+    stranger = LocalCloud(server.url, "the-wrong-token-000")
+    with contextlib.closing(stranger), pytest.raises(Misconfigured, match="wrong or missing bearer token"):
+        stranger.describe(0.0)
 
 
 def test_a_body_of_the_wrong_shape_is_named(server: Local) -> None:

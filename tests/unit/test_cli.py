@@ -6,18 +6,21 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 from typer.testing import CliRunner, Result
 
 from autoscaler.adapters.journal import FileJournal
 from autoscaler.cli import app
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.decide import decide
-from autoscaler.core.model import Observation, Plan
+from autoscaler.core.model import CloudView, Observation, Plan
 from policies.model import PolicySet
 from tests.scene import Scene, offering, service, unit
 
@@ -169,6 +172,23 @@ def test_a_folder_without_a_journal(command: str, tmp_path: Path) -> None:
     assert refused(qm(command, "--journal", tmp_path)).startswith(f"{tmp_path}: no journal here")
 
 
+@pytest.mark.parametrize("command", ["replay", "explain", "status"])
+def test_a_journal_of_no_record_and_one_that_is_a_folder(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "00000001.jsonl"
+    path.write_bytes(b"")
+    said = refused(qm(command, "--journal", tmp_path))
+    assert said == f"{tmp_path}: no whole record in {path.name}; give the folder of a journal"
+    path.unlink()
+    path.mkdir()
+    said = refused(qm(command, "--journal", tmp_path))
+    assert said == f"{path}: is not a regular file; give the folder of a journal"
+
+
+@pytest.mark.parametrize("arguments", [("check", ""), ("render", ""), ("status", "--journal", "")])
+def test_a_folder_without_a_name_is_not_this_one(arguments: tuple[str, ...]) -> None:
+    assert "is empty; name a folder, or . for this one" in refused(qm(*arguments))
+
+
 def test_a_damaged_journal_names_file_and_line(journal: Path) -> None:
     path = journal / "00000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"observed", b"obscured", 1))
@@ -182,7 +202,8 @@ def test_explain_of_an_unknown_service_or_time(journal: Path) -> None:
     assert "holds no launch at or before 1970-01-01" in refused(
         qm("explain", "--journal", journal, "--at", "1970-01-01")
     )
-    assert refused(qm("explain", "--journal", journal, "--at", "noon")).startswith("--at noon: not a time")
+    for at in ("noon", "nan", "1e400", "-inf"):
+        assert refused(qm("explain", "--journal", journal, f"--at={at}")).startswith(f"--at {at}: not a time")
 
 
 def test_a_json_file_that_cannot_be_written(journal: Path, tmp_path: Path) -> None:
@@ -223,6 +244,59 @@ def test_run_without_a_cloud_at_the_address(policies: Path, token: Path, tmp_pat
     assert said.startswith("--cloud-url http://127.0.0.1:9: ")
     assert "secret-of-the-cloud" not in said
     assert not (tmp_path / "journal").exists()
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """A cloud that knows its token and has nothing, and a Ray whose dashboard wants another one, at one address."""
+    empty = TypeAdapter(CloudView).dump_json(CloudView(at_s=0.0, offerings=(), instances=()))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers["Authorization"] == "Bearer secret-of-the-cloud" and self.path == "/describe"
+            body = empty if known else b"Unauthorized"
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("command", ["run", "advise"])
+def test_a_wrong_token_of_the_cloud_is_noticed_at_once(
+    command: str, guarded: str, policies: Path, token: Path, tmp_path: Path
+) -> None:
+    token.write_text("another-secret-entirely")
+    options = run_options(policies, token, tmp_path / "journal", cloud_url=f"http://{guarded}", ray_address=guarded)
+    said = refused(qm(command, *options[1:]))
+    assert said == f"--cloud-token-file {token}: Unauthorized; give the file that the cloud was started with"
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_ray_that_wants_a_token_says_how_to_give_it(
+    guarded: str, policies: Path, token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    url = f"http://{guarded}"
+    options = run_options(policies, token, tmp_path / "journal", cloud_url=url, ray_address=guarded, dashboard_url=url)
+    assert refused(qm(*options)) == (
+        f"--dashboard-url {url}: Ray wants a token; set RAY_AUTH_MODE=token (and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH)"
+    )
+    assert not (tmp_path / "journal").exists()
+
+
+def test_run_with_a_json_file_that_cannot_be_written_starts_nothing(
+    policies: Path, token: Path, tmp_path: Path
+) -> None:
+    said = refused(qm(*run_options(policies, token, tmp_path / "journal", json=tmp_path / "no" / "plan")))
+    assert said.startswith(f"--json {tmp_path}/no/plan: No such file or directory")
 
 
 def test_an_unknown_command_option_and_choice() -> None:

@@ -175,11 +175,30 @@ def test_apply_without_a_terminal_needs_yes() -> None:
     assert fake.puts == 0
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536, 99999999])
+def test_a_port_that_is_none_is_refused_before_anything_is_written_or_asked(port: int, tmp_path: Path) -> None:
+    said = rf"^--http-port {port}: is no port; give a number from 1 to 65535$"
+    with pytest.raises(BadInput, match=said):
+        render_command(SIM, "sim", str(tmp_path / "serve.yaml"), port)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BadInput, match=said):
+        apply_command(SIM, "sim", "http://127.0.0.1:9", http_port=port)
+
+
+def test_check_says_nothing_before_it_knows_that_it_can_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for target, why in ((tmp_path / "no" / "x", "No such file or directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(BadInput, match=f"^--json {target}: {why}; give a file that can be written"):
+            check_command(SIM, json_out=str(target))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_apply_sends_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeServe()
     fake.token = "s3cret"
     with served(fake) as url:
-        with pytest.raises(BadInput, match="Ray wants a token; set RAY_AUTH_MODE=token or RAY_AUTH_TOKEN"):
+        with pytest.raises(BadInput, match=r"Ray wants a token; set RAY_AUTH_MODE=token \(and RAY_AUTH_TOKEN or"):
             apply_command(SIM, "sim", url, yes=True)
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "s3cret")
