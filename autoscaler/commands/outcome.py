@@ -54,5 +54,11 @@ def check_json(target: str | None) -> None:
         raise _unwritable(target, os.strerror(errno.EACCES))
 
 
+def check_port(option: str, port: int) -> None:
+    """Raises BadInput when `port`, given as `option`, is none."""
+    if not 1 <= port <= 65535:
+        raise BadInput(f"{option} {port}: is no port; give a number from 1 to 65535")
+
+
 def _unwritable(target: str, why: str) -> BadInput:
     return BadInput(f"--json {target}: {why}; give a file that can be written, or - for the screen")

@@ -18,7 +18,7 @@ import yaml
 
 from autoscaler.adapters.ray_auth import WANTS_TOKEN, auth_headers
 from autoscaler.catalogue import Catalogue, CatalogueProblems, Resolved, located, resolve
-from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, check_json, write_json
+from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, check_json, check_port, write_json
 from autoscaler.render import Engine, differences, serve_config
 from policies.load import Origin, PolicyProblems, origins
 from serve_apps.wire import GATEWAY_APP, split_app
@@ -93,8 +93,7 @@ def schema_command(name: str, extra: Mapping[str, Schema] | None = None) -> int:
 
 def _rendered(folder: Path, engine: Engine, http_port: int = 8000) -> tuple[Resolved, dict[str, Any]]:
     """Everything in `folder` and its Serve config. Raises PolicyProblems, and BadInput for a port that is none."""
-    if not 1 <= http_port <= 65535:
-        raise BadInput(f"--http-port {http_port}: is no port; give a number from 1 to 65535")
+    check_port("--http-port", http_port)
     found = resolve(folder)
     try:
         return found, serve_config(found.policy, found.shapes, engine=engine, http_port=http_port)

@@ -22,7 +22,7 @@ from autoscaler.adapters.clock import SystemClock
 from autoscaler.adapters.journal import FileJournal
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.adapters.telemetry import PrometheusTelemetry
-from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, write_json
+from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, check_port, write_json
 from autoscaler.core.events import PLAN
 from autoscaler.core.model import Plan
 from autoscaler.core.reasons import Reason
@@ -71,6 +71,8 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
     if not options.tick_s > 0:
         raise BadInput(f"--tick-s {options.tick_s:g}: give a number of seconds above 0")
     check_json(options.json_file)
+    if options.metrics_port is not None:
+        check_port("--metrics-port", options.metrics_port)
     read = partial(read_policy, engine=options.engine)
     read(options.policies)
     folder = PolicyFolder(options.policies, read)

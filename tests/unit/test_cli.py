@@ -232,6 +232,12 @@ def test_run_with_a_tick_that_is_none(policies: Path, token: Path, tmp_path: Pat
     assert said == "--tick-s 0: give a number of seconds above 0"
 
 
+@pytest.mark.parametrize("port", [-1, 0, 99999999])
+def test_run_with_a_metrics_port_that_is_none(port: int, policies: Path, token: Path, tmp_path: Path) -> None:
+    said = refused(qm(*run_options(policies, token, tmp_path / "journal", metrics_port=port)))
+    assert said == f"--metrics-port {port}: is no port; give a number from 1 to 65535"
+
+
 def test_run_without_a_token_never_shows_one(policies: Path, token: Path, tmp_path: Path) -> None:
     said = refused(qm(*run_options(policies, tmp_path / "none", tmp_path / "journal")))
     assert said.startswith(f"--cloud-token-file {tmp_path}/none: No such file or directory")
