@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ def _quota_of(offering: Offering) -> tuple[str, str, str]:
     return family(offering.instance_type), offering.market, offering.region
 
 
-class _Job:
+class _Job(ABC):
     """The calls of one action. After `close`, at the deadline, it writes nothing, whatever a call answers."""
 
     def __init__(self, act: Act) -> None:
@@ -168,8 +169,9 @@ class _Job:
         except Exception as error:
             self.error = error
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """The calls, each between `_begin` and `_end`."""
 
     def close(self) -> None:
         """The deadline: what is still open is journalled as such."""

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from autoscaler.core.learn import family
 from autoscaler.core.model import CloudInstance, CloudState, CloudView, Offering
 from policies.model import Market, Strict
 
@@ -99,12 +100,6 @@ class Machine:
     reclaim_at_s: float | None = None
     ended_at_s: float | None = None
     state_reason: str = ""
-
-
-def family(instance_type: str) -> str:
-    """Leading letters of an instance type, which share a quota: ``g6e.12xlarge`` is ``g``."""
-    head = instance_type.partition(".")[0]
-    return head[: next((i for i, letter in enumerate(head) if not letter.isalpha()), len(head))]
 
 
 class Supply:

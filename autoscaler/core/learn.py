@@ -6,6 +6,7 @@ that a replay sees the same). A fold over the journal from `EMPTY` gives the bel
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -211,10 +212,8 @@ def _fails_together(beliefs: Beliefs, offering: str, error: RefusalClass) -> tup
 
 
 def family(instance_type: str) -> str:
-    """The quota family of an EC2 type: ``p`` for p4d and p5, ``g`` for g5, g6 and g6e (AWS counts G and VT
-    together).
-    """
-    return instance_type[:1]
+    """The quota family of a type, its leading letters: ``p`` for p4d and p5, ``g`` for g5, g6 and g6e."""
+    return re.match("[a-z]*", instance_type)[0]  # type: ignore[index]  # the pattern matches any text
 
 
 def _cooldown_s(offering: str, error: RefusalClass, refusals_in_row: int) -> float:

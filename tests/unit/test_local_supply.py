@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from autoscaler.adapters.local_supply import CloudConfig, OfferingConfig, QuotaConfig, Refusal, Supply, family
+from autoscaler.adapters.local_supply import CloudConfig, OfferingConfig, QuotaConfig, Refusal, Supply
+from autoscaler.core.learn import family
 
 
 def offering(name: str = "od-a", **changes: object) -> OfferingConfig:
