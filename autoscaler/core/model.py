@@ -43,6 +43,7 @@ class Missing:
 
 
 Signal = Measured | Idle | Missing
+_UNSEEN = Missing(why="not exported")
 
 
 # ---- observation ----------------------------------------------------------------------------------------------------
@@ -63,12 +64,23 @@ class ServiceLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What one engine says of itself: requests running, requests waiting, fraction of its KV cache in use."""
+    """What one engine says of itself: requests running, requests waiting, fraction of its KV cache in use.
+
+    The rest are means since the previous observation, over `samples` requests, in which the iteration law can be read:
+    seconds per output token, engine seconds of a prefill and its prompt tokens, sequences running and KV tokens
+    resident.
+    """
 
     replica_id: str
     running: Signal
     waiting: Signal
     kv_fraction: Signal
+    tpot_s: Signal = _UNSEEN
+    prefill_s: Signal = _UNSEEN
+    input_tokens: Signal = _UNSEEN
+    batch: Signal = _UNSEEN
+    kv_tokens: Signal = _UNSEEN
+    samples: float = 0.0
 
 
 ReplicaState = Literal["pending", "loading", "ready", "draining"]
