@@ -7,7 +7,7 @@ was written. Reads files only: may not act, log or look at a clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from .model import PolicySet, Service, Unit
 from .problems import Path, Problem, Problems
 from .words import show, translate
 
-__all__ = ["Origin", "PolicyProblems", "Problem", "load", "origins"]
+__all__ = ["Origin", "PolicyProblems", "Problem", "compose", "documents", "load", "origins"]
 DEFAULTS_FILE = FilePath(__file__).with_name("defaults.yaml")
 _REPAIRS: dict[str, Any] = {"name": "x", "model": "x", "goal": "cost", "variants": [], "unit": "x", "owner": "x"}
 
@@ -51,24 +51,29 @@ class _Draft:
 
 def load(folder: FilePath) -> PolicySet:
     """All units of the ``*.yaml`` and ``*.yml`` files in `folder`, by name. Raises PolicyProblems."""
-    return _load(folder)[0]
+    return compose(documents(folder))[0]
 
 
 def origins(folder: FilePath) -> tuple[Origin, ...]:
     """Every value in force in `folder`, in the order of the files. Raises PolicyProblems."""
-    return tuple(origin for draft in _load(folder)[1] for origin in _draft_origins(draft))
+    return compose(documents(folder))[1]
 
 
-def _load(folder: FilePath) -> tuple[PolicySet, list[_Draft]]:
-    files = _files(folder)
+def documents(folder: FilePath) -> tuple[tree.Document, ...]:
+    """The policy files of `folder` by name, as they are written. Raises PolicyProblems when there are none."""
+    return tuple(tree.read(file) for file in _files(folder))
+
+
+def compose(units: Sequence[tree.Document]) -> tuple[PolicySet, tuple[Origin, ...]]:
+    """The policies in `units`, one document each, and the origin of every value in force. Raises PolicyProblems."""
     defaults = tree.read(DEFAULTS_FILE)
     problems: list[Problem] = []
-    drafts = [draft for file in files if (draft := _draft(tree.read(file), defaults, problems)) is not None]
+    drafts = [draft for document in units if (draft := _draft(document, defaults, problems)) is not None]
     problems += _named_twice(drafts)
     if problems:
         raise PolicyProblems(problems)
-    units = sorted((draft.unit for draft in drafts if draft.unit), key=lambda unit: unit.unit)
-    return PolicySet(units=tuple(units)), drafts
+    found = sorted((draft.unit for draft in drafts if draft.unit), key=lambda unit: unit.unit)
+    return PolicySet(units=tuple(found)), tuple(origin for draft in drafts for origin in _draft_origins(draft))
 
 
 def _files(folder: FilePath) -> list[FilePath]:
@@ -178,10 +183,10 @@ def _draft_origins(draft: _Draft) -> Iterator[Origin]:
     unit = draft.data["unit"]
     for path, value in _leaves(draft.data, ()):
         document, where = draft.document, path
-        if path not in document.lines:
+        if not document.wrote(path):
             document = draft.defaults
             where = ("service", *path[2:]) if path[0] == "services" else ("unit", *path)
-        yield Origin(_origin_key(unit, path, draft.data), value, document.file, document.line(where))
+        yield Origin(_origin_key(unit, path, draft.data), value, *document.origin(where))
 
 
 def _leaves(data: Any, path: Path) -> Iterator[tuple[Path, Any]]:

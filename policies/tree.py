@@ -31,6 +31,8 @@ class Document:
     data: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    replaced: dict[Path, str] = field(default_factory=dict)  # values that something else wrote, and what it was
+    within: str = ""  # the key of a larger document whose part this is
 
     def line(self, path: Path) -> int:
         """The line of `path`, or of its nearest parent that was written."""
@@ -38,9 +40,31 @@ class Document:
             path = path[:-1]
         return self.lines.get(path, 1)
 
+    def origin(self, path: Path) -> tuple[str, int]:
+        """File and line that wrote `path`; what replaced it has no line."""
+        by = next((self.replaced[path[:cut]] for cut in range(len(path), -1, -1) if path[:cut] in self.replaced), "")
+        return (by, 0) if by else (self.file, self.line(path))
+
+    def wrote(self, path: Path) -> bool:
+        """Whether this document, or what replaced a part of it, holds `path`."""
+        return path in self.lines or self.origin(path)[1] == 0
+
     def problem(self, path: Path, text: str) -> Problem:
         """A problem at `path`."""
-        return Problem(self.file, self.line(path), spell(path, self.data), text)
+        key = spell(path, self.data)
+        inner = "." if self.within and key and not key.startswith("[") else ""
+        return Problem(*self.origin(path), f"{self.within}{inner}{key}", text)
+
+    def part(self, path: Path) -> Document:
+        """The document below `path`, which is there; its problems are still spelt from the top."""
+        size, data = len(path), self.data
+        for step in path:
+            data = data[step]
+        lines = {key[size:]: line for key, line in self.lines.items() if key[:size] == path}
+        replaced = {key[size:]: by for key, by in self.replaced.items() if key[:size] == path}
+        file, _ = self.origin(path)
+        above = {} if file == self.file else {(): file}
+        return Document(self.file, data, lines, replaced=above | replaced, within=spell(path, self.data))
 
 
 def spell(path: Path, data: Any) -> str:

@@ -2,7 +2,7 @@
 
 from .load import load_catalogue
 from .model import Catalogue
-from .resolve import Resolved, located, resolve
+from .resolve import Resolved, located, resolve, written_by
 from .shapes import CatalogueProblems, ShapeProblem, shapes
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "located",
     "resolve",
     "shapes",
+    "written_by",
 ]

@@ -27,10 +27,10 @@ class CatalogueFileProblems(Problems):
     """A catalogue file cannot be used as it is; `problems` lists everything to mend."""
 
 
-def load_catalogue(overrides: Path | None = None) -> Catalogue:
+def load_catalogue(overrides: Path | None = None, inline: tree.Document | None = None) -> Catalogue:
     """The package's catalogue under the `catalogue/` subfolder of the policy folder `overrides`, where there is one.
 
-    Raises CatalogueFileProblems.
+    `inline` holds further overrides, of all three files in one. Raises CatalogueFileProblems.
     """
     documents = [tree.read(Path(__file__).with_name(name)) for name in FILES]
     folder = overrides / OVERRIDES_FOLDER if overrides is not None else None
@@ -39,6 +39,7 @@ def load_catalogue(overrides: Path | None = None) -> Catalogue:
         names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         problems += [_stranger(folder / name) for name in names if name not in FILES]
         documents += [tree.read(folder / name) for name in FILES if name in names]
+    documents += [inline] if inline is not None else []
     problems += [problem for document in documents for problem in document.problems]
     problems += [
         document.problem((), "holds no keys; remove it, or fill it") for document in documents if _empty(document)

@@ -49,8 +49,12 @@ def resolve(folder: Path) -> Resolved:
 
 def located(folder: Path, error: CatalogueProblems) -> PolicyProblems:
     """The same problems with the file and line of `folder` that wrote each key."""
-    written = origins(folder)
-    return PolicyProblems(_located(detail, written) for detail in error.details)
+    return PolicyProblems(written_by(error, origins(folder)))
+
+
+def written_by(error: CatalogueProblems, written: tuple[Origin, ...]) -> tuple[Problem, ...]:
+    """The same problems at the places in `written` that wrote each key."""
+    return tuple(_located(detail, written) for detail in error.details)
 
 
 def _located(detail: ShapeProblem, written: tuple[Origin, ...]) -> Problem:
