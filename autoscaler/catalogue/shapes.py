@@ -88,7 +88,7 @@ def shapes(policy: PolicySet, catalogue: Catalogue) -> tuple[Shape, ...]:
             if not wrong:
                 place = _place(service, variant, catalogue)
                 wrong = [ShapeProblem(key, where, text) for where, text in _unfit(place)]
-                found.append(_shape(key, place, catalogue))
+                found.append(_shape(key, service.model, place, catalogue))
             problems += wrong
     if problems:
         raise CatalogueProblems(tuple(sorted(set(problems))))
@@ -132,7 +132,7 @@ def _unfit(place: _Place) -> Iterator[tuple[str, str]]:
         yield key, f"{need} exceed {have} by {short_gb:.1f} GB; raise tp, lower the precision, or take larger GPUs"
 
 
-def _shape(service: str, place: _Place, catalogue: Catalogue) -> Shape:
+def _shape(service: str, model: str, place: _Place, catalogue: Catalogue) -> Shape:
     return Shape(
         service=service,
         variant=place.variant.id,
@@ -143,13 +143,21 @@ def _shape(service: str, place: _Place, catalogue: Catalogue) -> Shape:
         load_prior_s=_load_s(place, catalogue),
         boot_prior_s=place.instance.boot_s,
         source=_source(place, catalogue),
+        model=model,
+        uncertainty=_uncertainty(place, catalogue),
+        weights_s=_weights_s(place, catalogue),
     )
 
 
 def _source(place: _Place, catalogue: Catalogue) -> str:
+    share = f"+-{_uncertainty(place, catalogue):.0%}"
     if place.measured is None:
-        return f"roofline estimate, not measured, +-{catalogue.roofline.uncertainty:.0%}"
-    return f"{', '.join(place.measured.source)}, +-{place.measured.uncertainty:.0%}"
+        return f"roofline estimate, not measured, {share}"
+    return f"{', '.join(place.measured.source)}, {share}"
+
+
+def _uncertainty(place: _Place, catalogue: Catalogue) -> float:
+    return (catalogue.roofline if place.measured is None else place.measured).uncertainty
 
 
 def _load_s(place: _Place, catalogue: Catalogue) -> float:
@@ -158,7 +166,14 @@ def _load_s(place: _Place, catalogue: Catalogue) -> float:
         return place.measured.load_s
     start = catalogue.start
     init_s = start.engine_init_s + start.engine_init_s_per_layer * place.card.layers
-    return place.weight_bytes / start.weights_bytes_per_s + init_s
+    return _weights_s(place, catalogue) + init_s
+
+
+def _weights_s(place: _Place, catalogue: Catalogue) -> float:
+    """Seconds that the weights of one node take from network storage; 0 where the whole load was measured."""
+    if place.measured is not None and place.measured.load_s is not None:
+        return 0.0
+    return place.weight_bytes / catalogue.start.weights_bytes_per_s
 
 
 def _timing(place: _Place, catalogue: Catalogue) -> Timing:

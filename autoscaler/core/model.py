@@ -66,9 +66,10 @@ class ServiceLoad:
 class EngineLoad:
     """What one engine says of itself: requests running, requests waiting, fraction of its KV cache in use.
 
-    The rest are means since the previous observation, over `samples` requests, in which the iteration law can be read:
-    seconds per output token, engine seconds of a prefill and its prompt tokens, sequences running and KV tokens
-    resident.
+    The rest are means since the previous observation, from which the iteration law can be read. Over `steps` decode
+    steps (time without work does not count): seconds per output token, sequences decoding in a step, KV tokens
+    resident. Over `samples` requests whose prefill ended: seconds from their admission to their first token, and the
+    prompt tokens that no prefix cache held.
     """
 
     replica_id: str
@@ -80,6 +81,7 @@ class EngineLoad:
     input_tokens: Signal = _UNSEEN
     batch: Signal = _UNSEEN
     kv_tokens: Signal = _UNSEEN
+    steps: float = 0.0
     samples: float = 0.0
 
 
@@ -178,7 +180,8 @@ class Observation:
 class Shape:
     """What is known beforehand of one variant of one service: its place, its timing constants and a prior for its load.
 
-    `source` names where the constants come from (a measurement, or the roofline fallback).
+    `source` names where the constants come from (a measurement, or the roofline fallback), `uncertainty` is their
+    relative standard deviation. `weights_s` is the part of `load_prior_s` that reads the weights from the network.
     """
 
     service: str
@@ -190,6 +193,9 @@ class Shape:
     load_prior_s: float
     boot_prior_s: float
     source: str
+    model: str = ""
+    uncertainty: float = 0.0
+    weights_s: float = 0.0
 
 
 # ---- plan -----------------------------------------------------------------------------------------------------------
