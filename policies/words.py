@@ -69,6 +69,13 @@ def _other(kind: str, given: Any, context: Mapping[str, Any], message: str) -> s
         return "is empty; give at least one"
     if kind == "finite_number":
         return "must be a finite number; correct it"
+    if kind == "value_error":  # a check of ours, in our own words
+        return message.removeprefix("Value error, ")
+    if kind == "union_tag_not_found":
+        return f"{context['discriminator']} is missing; add it"
+    if kind == "union_tag_invalid":
+        words = [word.strip("'") for word in str(context["expected_tags"]).split(", ")]
+        return f"{show(context['tag'])} is not allowed; {suggestion(str(context['tag']), words)}"
     return f"{message[:1].lower()}{message[1:]}; correct it"
 
 

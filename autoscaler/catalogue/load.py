@@ -86,7 +86,7 @@ def _lay_over(merged: dict[str, Any], document: tree.Document, origin: dict[Any,
     else:
         merged["measurements"] = rows
     _deep(merged, data)
-    for path in document.lines:
+    for path in (*document.lines, *document.replaced):
         if path[:1] != ("measurements",):
             origin[path] = (document, path)
 

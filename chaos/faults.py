@@ -1,0 +1,59 @@
+"""Kinds of faults a scenario may schedule: what each acts on and what its value means. May not do I/O or act.
+
+`chaos.world` makes them happen; `chaos.scenario` refuses a kind, a target or a value that is not described here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Aim = Literal["pools", "services", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind. `aim`: an offering, zone, instance type or market (`pools`), a service, or everything (``*`` alone).
+
+    `value` says what the number means; `least` and `most` bound it, `default` stands where none is given.
+    """
+
+    aim: Aim
+    value: str
+    default: float
+    least: float = 0.0
+    most: float = 1.0
+
+
+KINDS: dict[str, Kind] = {
+    "capacity": Kind(
+        "pools", "factor on what the pool can hold; a drop reclaims after the pool's notice", 0.0, most=10
+    ),
+    "dry": Kind("pools", "fraction of launches that are refused for lack of capacity; what runs stays", 1.0),
+    "reclaim": Kind("pools", "fraction of our instances that get a reclaim notice at that instant", 1.0),
+    "kill": Kind("pools", "fraction of our instances that are gone at that instant, without notice", 1.0),
+    "price": Kind("pools", "factor on the price", 2.0, most=100),
+    "unknown_code": Kind("pools", "fraction of launches that are refused with a code nobody knows", 1.0),
+    "ambiguous": Kind("pools", "fraction of launches that are done, but answered with a time-out", 1.0),
+    "no_join": Kind("pools", "fraction of launched instances that never join the cluster", 1.0),
+    "boot_slow": Kind("pools", "factor on the time to boot", 3.0, most=100),
+    "node_slow": Kind("pools", "factor on every engine step of instances that start then", 1.5, least=1, most=100),
+    "load_slow": Kind("services", "factor on the time to load the model", 3.0, most=100),
+    "load_fail": Kind("services", "fraction of loads that fail and start again", 1.0),
+    "replica_crash": Kind("services", "fraction of the ready replicas that crash at that instant", 1.0),
+    "metrics_gone": Kind("services", "without meaning: the service's metrics are missing", 1.0),
+    "metrics_frozen": Kind("services", "without meaning: the service's metrics stay as they were", 1.0),
+    "overflow_gone": Kind("services", "without meaning: the overflow endpoint refuses", 1.0),
+    "throttle": Kind("whole", "cloud calls per second that are let through", 0.2, most=1000),
+    "describe_gone": Kind("whole", "without meaning: the cloud's listing fails", 1.0),
+    "describe_lag": Kind("whole", "seconds by which the cloud's listing is late", 60.0, most=3600),
+    "serving_gone": Kind("whole", "without meaning: the cluster cannot be observed", 1.0),
+    "publish_gone": Kind("whole", "without meaning: plans cannot be published", 1.0),
+    "controller_down": Kind("whole", "without meaning: the controller does not run; it restarts from its journal", 1.0),
+}
+INSTANT = ("reclaim", "kill", "replica_crash")  # happen once; `for_s` has no meaning
+
+
+def help_text() -> str:
+    """All kinds, one a line, for the schema."""
+    return "\n".join(f"{name}: {kind.value} (target: {kind.aim})" for name, kind in KINDS.items())
