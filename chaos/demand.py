@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 TimeUnit = Literal["s", "ms", "min", "iso"]
 Per = Literal["s", "min", "bin"]
+Absent = Literal["blank", "zero"]  # which values of a rate trace mean that nobody looked
 
 MAX_PROBLEMS = 20
 MAX_SHOWN = 200  # characters of an unknown header
@@ -30,6 +31,7 @@ MAX_INSTANT_S = 1e11  # the year 5138; beyond it, the time is in another unit
 MAX_SPAN_S = 366 * 86400.0
 MAX_TOKENS = 10_000_000  # in one request: the longest context that any published model takes
 MAX_REQUESTS = 1_000_000_000  # in one bin: a day of 11,000 requests a second
+MAX_FILLED = 10  # missing bins for each one that is there
 UNIT_S = {"s": 1.0, "ms": 1e-3, "min": 60.0}
 
 
@@ -75,7 +77,8 @@ class Trace:
 class Rates:
     """Arrival rates by bin: bin i covers ``[start_s[i], start_s[i] + bin_s[i])``.
 
-    `input_tokens` and `output_tokens` are means per request in that bin, 0 where the file does not say.
+    `input_tokens` and `output_tokens` are means per request in that bin, 0 where the file does not say. `filled` bins
+    were missing and lie on the line between their neighbours.
     """
 
     name: str
@@ -85,6 +88,8 @@ class Rates:
     rps: Floats
     input_tokens: Floats
     output_tokens: Floats
+    filled: int = 0
+    of_tokens: bool = False  # the file counts prompt tokens; `rps` supposes Azure's mean prompt
 
     def arrivals(
         self, seed: int, *, duration_s: float, cv: float = 1.0, scale: float = 1.0, offset_s: float = 0.0
@@ -183,6 +188,7 @@ class _Format:
         return tuple(name for name in (self.time, self.requests, self.input_tokens, self.output_tokens) if name)
 
 
+TOKEN_RATE = "input_tokens_per_min"  # a trace of tokens, not of requests
 _KNOWN: tuple[_Format, ...] = (
     _Format("TIMESTAMP", "iso", input_tokens="ContextTokens", output_tokens="GeneratedTokens"),
     _Format("t_ms", "ms", input_tokens="input_tokens", output_tokens="output_tokens",
@@ -191,6 +197,7 @@ _KNOWN: tuple[_Format, ...] = (
     _Format("t_minute", "min", "requests", "bin", "input_tokens_est", "output_tokens_est"),
     _Format("t_minute", "min", "requests_per_min_mid", "min"),
     _Format("t_minute", "min", "requests", "bin"),
+    _Format("t_minute", "min", TOKEN_RATE, "min", output_tokens="output_tokens_per_min"),
 )  # fmt: skip
 
 
@@ -234,11 +241,13 @@ def read_trace(
     columns: Mapping[str, str] | None = None,
     time_unit: TimeUnit | None = None,
     per: Per | None = None,
+    absent: Absent = "blank",
 ) -> Trace | Rates:
     """The trace in a CSV file with a header.
 
     `columns` maps ``time, requests|value, input_tokens, output_tokens, session, prefix_tokens`` to the file's own
     names; headers in common use are known without it. `time_unit` and `per` are the units of the time and of the rates.
+    A bin without a row or value is missing, which is not zero; with `absent` "zero", so is one that counted nothing.
     Raises TraceUnreadable, or TraceProblems listing every bad row up to twenty.
     """
     reader = _Reader(path)
@@ -248,10 +257,8 @@ def read_trace(
         reader.problem("header", "the file is empty, give a CSV file with a header and rows")
     reader.stop()
     found = _format(reader, header, columns, time_unit, per)
-    read: Callable[[_Reader, Iterator[dict[str, str]], _Format], Trace | Rates] = (
-        _read_rates if found.requests else _read_requests
-    )
-    return read(reader, _rows(reader, header, rows), found)
+    entries = _rows(reader, header, rows)
+    return _read_rates(reader, entries, found, absent) if found.requests else _read_requests(reader, entries, found)
 
 
 def _text(reader: _Reader) -> str:
@@ -394,29 +401,62 @@ def _read_requests(reader: _Reader, rows: Iterator[dict[str, str]], form: _Forma
 
 
 def _bin(reader: _Reader, row: Mapping[str, str], form: _Format) -> tuple[float, float, float]:
-    """Requests of one bin, and its tokens in and out, which are sums."""
-    requests = reader.count(row, form.requests, MAX_REQUESTS)
+    """Requests of one bin, and its tokens in and out, which are sums. NaN requests where the value is blank."""
+    blank = not row[form.requests].strip()
+    requests = math.nan if blank else reader.count(row, form.requests, MAX_REQUESTS)
     inputs, outputs = (
-        reader.count(row, name, requests * MAX_TOKENS) if name and requests > 0 else 0.0
+        reader.count(row, name, requests * MAX_TOKENS) if name and requests > 0 and row[name].strip() else 0.0
         for name in (form.input_tokens, form.output_tokens)
     )
     return requests, inputs, outputs
 
 
-def _read_rates(reader: _Reader, rows: Iterator[dict[str, str]], form: _Format) -> Rates:
+def _read_rates(reader: _Reader, rows: Iterator[dict[str, str]], form: _Format, absent: Absent) -> Rates:
     at_s = _clock(reader, form)
     table = [(at_s(row), *_bin(reader, row, form)) for row in rows]
     if len(table) < 2:
         reader.problem("row", "fewer than two bins, so their length is unknown, give at least two")
     reader.stop()
     array = np.array(table, dtype=np.float64)
-    bins_s = np.diff(array[:, 0], append=2 * array[-1, 0] - array[-2, 0])
-    if not np.all(bins_s > 0):
-        reader.line = int(np.argmax(bins_s <= 0)) + 3
+    steps_s = np.diff(array[:, 0])
+    if not np.all(steps_s > 0):
+        reader.line = int(np.argmax(steps_s <= 0)) + 3
         reader.problem(form.time, "the same time twice, give each bin once")
     reader.stop()
+    width_s = float(np.sort(steps_s)[(len(steps_s) - 1) // 2])
+    array = _with_missing(reader, form, array, width_s)
+    known = ~np.isnan(array[:, 1]) & ((array[:, 1] > 0) | (absent == "blank"))
+    if not known.any():
+        reader.problem(form.requests, "every bin is missing, give at least one with a count")
+        reader.stop()
+    bins_s = np.append(np.diff(array[:, 0]), width_s)
     seconds = {"s": np.ones_like(bins_s), "min": np.full_like(bins_s, 60.0), "bin": bins_s}[form.per]
-    requests = np.maximum(array[:, 1], 1e-9)
-    tokens = [np.where(array[:, 1] > 0, array[:, column] / requests, 0.0) for column in (2, 3)]
-    return Rates(reader.path.name, f"recorded rates: {reader.path.name}", array[:, 0] - array[0, 0], bins_s,
-                 array[:, 1] / seconds, *tokens)  # fmt: skip
+    rps = np.interp(array[:, 0], array[known, 0], array[known, 1] / seconds[known])
+    requests = np.where(known, np.maximum(array[:, 1], 1e-9), 1.0)
+    inputs, outputs = (np.where(known & (rps > 0), array[:, column] / requests, 0.0) for column in (2, 3))
+    if form.requests == TOKEN_RATE:  # requests of Azure's mean prompt, which the prompts' tokens are made of
+        rps, inputs, outputs = (
+            rps / AZURE_INPUT.mean,
+            np.where(known, AZURE_INPUT.mean, 0.0),
+            outputs * AZURE_INPUT.mean,
+        )
+    name, source = reader.path.name, f"recorded rates: {reader.path.name}"
+    filled, of_tokens = int(np.sum(~known)), form.requests == TOKEN_RATE
+    return Rates(name, source, array[:, 0] - array[0, 0], bins_s, rps, inputs, outputs, filled, of_tokens)
+
+
+def _with_missing(reader: _Reader, form: _Format, array: Floats, width_s: float) -> Floats:
+    """The rows with one of unknown count for each bin of `width_s` that a jump in time leaves out."""
+    absent = np.maximum(np.rint(np.diff(array[:, 0]) / width_s) - 1, 0)
+    if np.sum(absent) > MAX_FILLED * len(array):
+        reader.line = int(np.argmax(absent)) + 3
+        text = f"{np.max(absent):,.0f} bins of {width_s:g} s are missing before this row"
+        reader.problem(form.time, f"{text}, give a trace that is mostly there, or correct the time unit")
+        reader.stop()
+    missing = [
+        (array[index, 0] + width_s * step, math.nan, 0.0, 0.0)
+        for index in np.flatnonzero(absent)
+        for step in range(1, int(absent[index]) + 1)
+    ]
+    filled: Floats = np.concatenate([array, np.array(missing)]) if missing else array
+    return filled[np.argsort(filled[:, 0], kind="stable")]
