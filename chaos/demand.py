@@ -188,7 +188,7 @@ class _Format:
         return tuple(name for name in (self.time, self.requests, self.input_tokens, self.output_tokens) if name)
 
 
-TOKEN_RATE = "input_tokens_per_min"  # a trace of tokens, not of requests
+PROMPTS = "input_tokens_per_min"  # a trace of tokens, not of requests
 _KNOWN: tuple[_Format, ...] = (
     _Format("TIMESTAMP", "iso", input_tokens="ContextTokens", output_tokens="GeneratedTokens"),
     _Format("t_ms", "ms", input_tokens="input_tokens", output_tokens="output_tokens",
@@ -197,7 +197,7 @@ _KNOWN: tuple[_Format, ...] = (
     _Format("t_minute", "min", "requests", "bin", "input_tokens_est", "output_tokens_est"),
     _Format("t_minute", "min", "requests_per_min_mid", "min"),
     _Format("t_minute", "min", "requests", "bin"),
-    _Format("t_minute", "min", TOKEN_RATE, "min", output_tokens="output_tokens_per_min"),
+    _Format("t_minute", "min", PROMPTS, "min", output_tokens="output_tokens_per_min"),
 )  # fmt: skip
 
 
@@ -434,14 +434,14 @@ def _read_rates(reader: _Reader, rows: Iterator[dict[str, str]], form: _Format, 
     rps = np.interp(array[:, 0], array[known, 0], array[known, 1] / seconds[known])
     requests = np.where(known, np.maximum(array[:, 1], 1e-9), 1.0)
     inputs, outputs = (np.where(known & (rps > 0), array[:, column] / requests, 0.0) for column in (2, 3))
-    if form.requests == TOKEN_RATE:  # requests of Azure's mean prompt, which the prompts' tokens are made of
+    if form.requests == PROMPTS:  # requests of Azure's mean prompt, which the prompts' tokens are made of
         rps, inputs, outputs = (
             rps / AZURE_INPUT.mean,
             np.where(known, AZURE_INPUT.mean, 0.0),
             outputs * AZURE_INPUT.mean,
         )
     name, source = reader.path.name, f"recorded rates: {reader.path.name}"
-    filled, of_tokens = int(np.sum(~known)), form.requests == TOKEN_RATE
+    filled, of_tokens = int(np.sum(~known)), form.requests == PROMPTS
     return Rates(name, source, array[:, 0] - array[0, 0], bins_s, rps, inputs, outputs, filled, of_tokens)
 
 

@@ -1,7 +1,7 @@
 """Scenarios: read strictly from YAML, with every problem of the file named at once.
 
 Reads the scenario's file, its policies and the catalogue; looks for its traces but does not read them (`chaos.streams`
-and `chaos.pools` do). May not read a clock or start anything. Format: docs/simulation.md; models: `chaos.scenario_format`.
+and `chaos.pools` do). May not read a clock or start anything. Format: docs/simulation.md, `chaos.scenario_format`.
 """
 
 from __future__ import annotations
