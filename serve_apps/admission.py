@@ -6,6 +6,7 @@ instants (seconds of any one monotonic clock) are passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -67,6 +68,31 @@ class Shed:
 
 Verdict = Admit | Queue | Shed
 
+# What `verdict` says; its numbers, because the simulated world compiles it and `load`.
+ADMIT, QUEUE, TIMED_OUT, QUEUE_FULL, NO_SLOT = range(5)
+_WHY: dict[int, str] = {TIMED_OUT: "queue_timeout", QUEUE_FULL: "queue_full", NO_SLOT: "no_free_slot"}
+
+
+def verdict(free: bool, cold: bool, overdue: bool, full: bool, may_queue: bool) -> int:
+    """The rule of `admit`, as one of the numbers above.
+
+    `free`: nobody waits and some variant has a free slot; `cold`: no replica is counted on; `overdue`: the request's
+    time is up; `full`: the queue has no place; `may_queue`: the service's requests may wait for a busy replica.
+    """
+    if free:
+        return ADMIT
+    if overdue:
+        return TIMED_OUT
+    if full:
+        return QUEUE_FULL
+    return QUEUE if cold or may_queue else NO_SLOT
+
+
+def load(running: int, replicas: int, rps_per_replica: float) -> float:
+    """How loaded a variant would be with one request more: requests in flight per request/s; inf without capacity."""
+    capacity = replicas * rps_per_replica
+    return (running + 1) / capacity if capacity > 0 else math.inf
+
 
 def rank(ticket: Ticket) -> tuple[int, float, int]:
     """Sort key of the queue: most important first, then earliest, then lowest `seq`."""
@@ -123,19 +149,21 @@ def admit(request: Ticket, state: ServiceState, policy: ServiceRoute) -> Verdict
     service that does not list ``queue`` among its sacrifices never waits for a busy replica, only for the first one.
     """
     app = route(state.variants) if not state.queued else None
-    if app is not None:
-        return Admit(app=app)
     until_s = request.arrived_at_s + policy.queue_timeout_s
     cold = not any(v.replicas > 0 for v in state.variants)
-    if state.now_s >= until_s:
-        return Shed(retry_after_s=policy.retry_after_s, why="queue_timeout")
-    if state.queued >= share(policy.max_queued, state.gateways):
-        return Shed(retry_after_s=policy.retry_after_s, why="queue_full")
-    if not cold and "queue" not in policy.sacrifice:
-        return Shed(retry_after_s=policy.retry_after_s, why="no_free_slot")
-    return Queue(until_s=until_s, cold=cold)
+    what = verdict(
+        free=app is not None,
+        cold=cold,
+        overdue=state.now_s >= until_s,
+        full=state.queued >= share(policy.max_queued, state.gateways),
+        may_queue="queue" in policy.sacrifice,
+    )
+    if what == ADMIT and app is not None:
+        return Admit(app=app)
+    if what == QUEUE:
+        return Queue(until_s=until_s, cold=cold)
+    return Shed(retry_after_s=policy.retry_after_s, why=_WHY[what])
 
 
 def _load(variant: VariantState) -> tuple[float, str]:
-    capacity = variant.replicas * variant.capacity_rps_per_replica
-    return ((variant.running + 1) / capacity if capacity > 0 else float("inf"), variant.app)
+    return load(variant.running, variant.replicas, variant.capacity_rps_per_replica), variant.app

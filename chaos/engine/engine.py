@@ -1,0 +1,227 @@
+"""The request-level serving engine: all services of one simulation, from their arrivals to what became of each request.
+
+May not read a clock or draw random numbers: the caller says until when to run, streams say what arrives. Everything
+per request is compiled; this module only moves arrays in and numbers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import isfinite, nan
+
+import numpy as np
+
+from serve_apps.timing import Timing
+
+from . import histogram, loop
+from . import state as memory
+from .spec import ReplicaWindow, RequestBatch, ServiceSpec, Totals, Window
+
+CHUNK = 1 << 16  # requests handed over at once: bounds the pool when `advance` is called with long spans
+_TIMING = tuple(field.name for field in fields(Timing))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a window is measured from: a replica's sums, and when."""
+
+    at_s: float
+    sums: list[float]
+
+
+class Engine:
+    """Services and their replicas from `start_s` on. `service` and `variant` arguments are numbers from 0.
+
+    Number a service's variants in order of name: ties in routing go to the lower number.
+    """
+
+    def __init__(self, services: Sequence[ServiceSpec], start_s: float = 0.0) -> None:
+        self.now_s = start_s
+        self._specs = tuple(services)
+        self._state = memory.empty(len(services), histogram.BINS)
+        self._unused: list[int] = []  # numbers of removed replicas
+        self._replicas = 0
+        self._seen: dict[int, _Seen] = {}
+        self._sums: list[list[float]] | None = None  # as of now, once asked for
+        self._windows = [(0, 0, 0, 0, 0)] * len(services)
+        self._fill_services()
+
+    def _fill_services(self) -> None:
+        tasks = [spec.arrivals.tasks for spec in self._specs]
+        base = 0
+        for entry, spec, table in zip(self._state.services, self._specs, tasks, strict=True):
+            entry["ttft_s"], entry["tpot_s"] = spec.ttft_s, spec.tpot_s
+            entry["e2e_s"] = min(spec.e2e_s, spec.deadline_s)
+            entry["timeout_s"], entry["max_queued"] = spec.queue_timeout_s, spec.max_queued
+            entry["can_queue"], entry["overflow_rpm"] = spec.can_queue, spec.overflow_rpm
+            entry["overflow_usd_per_token"] = spec.overflow_usd_per_1m_tokens / 1e6
+            entry["queue_head"] = entry["queue_tail"] = memory.NONE
+            entry["task_base"] = base
+            base += len(table.calls)
+            if len(table.calls) and table.calls.min() < 1:
+                raise ValueError(f"{spec.service}: a task has at least one call, this one has {table.calls.min()}")
+        if tasks:
+            self._state = self._state._replace(
+                task_calls=np.concatenate([table.calls for table in tasks]).astype(np.int32),
+                task_think_s=np.concatenate([table.think_s for table in tasks]).astype(np.float64),
+                task_grow=np.concatenate([table.grow_tokens for table in tasks]).astype(np.int32),
+            )
+
+    # ---- replicas ---------------------------------------------------------------------------------------------------
+    def add_replica(self, service: int, variant: int, timing: Timing, *, slowdown: float = 1.0, slots: int) -> int:
+        """A replica that serves from now on; its number, which may be one that a removed replica had.
+
+        `slots`: requests the gateway sends it at once. `slowdown` multiplies the duration of each step.
+        """
+        if slots < 1 or slowdown <= 0.0:
+            raise ValueError(f"a replica needs slots >= 1 and slowdown > 0, not {slots} and {slowdown}")
+        replica = self._unused.pop() if self._unused else self._replicas
+        self._replicas = max(self._replicas, replica + 1)
+        self._state = memory.with_replicas(self._state, self._replicas)
+        self._state = memory.with_batch(self._state, timing.max_num_seqs)
+        self._ensure_variant(service, variant)
+        self._state.replicas[replica] = np.zeros((), memory.REPLICA)
+        record = self._state.replicas[replica]
+        for name in _TIMING:
+            record[name] = getattr(timing, name)
+        record["service"], record["variant"] = service, variant
+        record["slowdown"], record["slots"] = slowdown, slots
+        loop.add(self._state, replica, self.now_s)
+        self._seen[replica] = _Seen(self.now_s, [0.0] * 10)
+        self._sums = None
+        return replica
+
+    def _ensure_variant(self, service: int, variant: int) -> None:
+        self._state = memory.with_variants(self._state, variant + 1)
+        entry = self._state.services[service]
+        entry["variants"] = max(int(entry["variants"]), variant + 1)
+
+    def drain(self, replica: int) -> None:
+        """Send `replica` nothing more; it ends what it has."""
+        loop.drain(self._state, self._known(replica))
+
+    def remove(self, replica: int) -> None:
+        """`replica` is gone now: its requests without a token go back to the head of the queue, the others fail."""
+        loop.remove(self._state, self._known(replica), self.now_s)
+        del self._seen[replica]
+        self._unused.append(replica)
+        self._sums = None
+
+    def in_flight(self, replica: int) -> int:
+        """Requests that `replica` has, running or waiting."""
+        return int(self._state.replicas["in_flight"][self._known(replica)])
+
+    def set_slowdown(self, replica: int, slowdown: float) -> None:
+        """From its next step on, `replica`'s steps take `slowdown` times as long as its timing says."""
+        if slowdown <= 0.0:
+            raise ValueError(f"slowdown must be positive, not {slowdown}")
+        self._state.replicas["slowdown"][self._known(replica)] = slowdown
+
+    def _known(self, replica: int) -> int:
+        if replica not in self._seen:
+            raise ValueError(f"there is no replica {replica}")
+        return replica
+
+    # ---- services ---------------------------------------------------------------------------------------------------
+    def set_capacity_rps(self, service: int, variant: int, rps: float) -> None:
+        """Requests/s that each replica of the variant is counted on for, by which the gateway routes."""
+        self._ensure_variant(service, variant)
+        self._state.variants["rps"][service, variant] = rps
+
+    def set_overflow_rpm(self, service: int, rpm: float) -> None:
+        """The overflow endpoint takes `rpm` requests a minute from now on; 0 = none."""
+        self._state.services["overflow_rpm"][service] = rpm
+
+    def note_coming(self, service: int, count: int) -> None:
+        """`count` replicas of the service are starting or loading from now on."""
+        if int(self._state.services["coming"][service]) != count:
+            loop.mark_cold(self._state, service, count)
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+    def advance(self, until_s: float) -> None:
+        """Run until `until_s`. Raises ValueError for a time or a stream that goes back, and for negative tokens."""
+        if not isfinite(until_s) or until_s < self.now_s:
+            raise ValueError(f"the engine is at {self.now_s} s and cannot run to {until_s} s")
+        for service, spec in enumerate(self._specs):
+            batch = spec.arrivals.take(until_s)
+            self._check(spec, batch, until_s)
+            self._run(service, batch, until_s)
+        self.now_s = until_s
+        self._sums = None
+
+    def _check(self, spec: ServiceSpec, batch: RequestBatch, until_s: float) -> None:
+        at_s = batch.at_s
+        if not len(at_s):
+            return
+        if not (self.now_s <= at_s[0] and at_s[-1] <= until_s and (at_s[1:] >= at_s[:-1]).all()):
+            raise ValueError(f"{spec.service}: arrivals must be in order of time within {self.now_s} … {until_s} s")
+        lowest = (batch.input_tokens.min(), batch.output_tokens.min(), batch.prefix_tokens.min() + 1)
+        if min(lowest) < 1:
+            raise ValueError(f"{spec.service}: a request has input and output tokens >= 1 and prefix tokens >= 0")
+        if batch.task.max() >= len(spec.arrivals.tasks.calls):
+            raise ValueError(f"{spec.service}: a request refers to task {batch.task.max()}, which there is not")
+
+    def _run(self, service: int, batch: RequestBatch, until_s: float) -> None:
+        count = len(batch.at_s)
+        for low in range(0, max(count, 1), CHUNK):
+            part = slice(low, low + CHUNK)
+            end_s = until_s if low + CHUNK >= count else float(batch.at_s[low + CHUNK])
+            self._state = memory.with_requests(self._state, min(CHUNK, count - low))
+            loop.advance(
+                self._state, service, end_s, batch.at_s[part], batch.input_tokens[part], batch.output_tokens[part],
+                batch.prefix_tokens[part], batch.task[part],
+            )  # fmt: skip
+
+    # ---- what happened ----------------------------------------------------------------------------------------------
+    def window(self, service: int) -> Window:
+        """What happened to `service` since the last call."""
+        entry = self._state.services[service]
+        output = int(entry["output_tokens"]) + loop.unseen_tokens(self._state, service, self.now_s)
+        now = (
+            int(entry["arrived"]), int(entry["input_tokens"]), output, int(entry["finished"]), int(entry["shed"])
+        )  # fmt: skip
+        before, self._windows[service] = self._windows[service], now
+        arrived, inputs, outputs, finished, shed = (a - b for a, b in zip(now, before, strict=True))
+        return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), finished, shed)
+
+    def replica_window(self, replica: int) -> ReplicaWindow:
+        """What `replica` did since the last call for it."""
+        if self._sums is None:
+            rows = np.zeros((self._replicas, 10))
+            loop.observe(self._state, self.now_s, rows)
+            self._sums = rows.tolist()
+        seen, now = self._seen[self._known(replica)], self._sums[replica]
+        self._seen[replica] = _Seen(self.now_s, now)
+        span_s = self.now_s - seen.at_s
+        tokens, token_s, seq_s, kv_s, prefill_s, prompts, prefills = (
+            a - b for a, b in zip(now[3:], seen.sums[3:], strict=True)
+        )
+        capacity = float(self._state.replicas["kv_capacity_tokens"][replica])
+        return ReplicaWindow(
+            running=int(now[0]),
+            waiting=int(now[1]),
+            kv_fraction=now[2] / capacity,
+            tpot_s=token_s / tokens if tokens else nan,
+            prefill_s=prefill_s / prefills if prefills else nan,
+            input_tokens=prompts / prefills if prefills else nan,
+            mean_batch=seq_s / span_s if span_s else nan,
+            mean_kv_tokens=kv_s / span_s if span_s else nan,
+            samples=int(prefills),
+        )
+
+    def totals(self, service: int) -> Totals:
+        """What happened to `service` since the start."""
+        entry = self._state.services[service]
+        ttft, tpot = self._state.ttft_bins[service], self._state.tpot_bins[service]
+        names = ("requests", "finished", "met", "shed", "overflowed", "failed", "preemptions", "missed_ttft")
+        counts = {name: int(entry[name]) for name in (*names, "missed_tpot", "missed_e2e", "input_tokens")}
+        return Totals(
+            **counts,
+            in_flight=int(entry["queued"]) + int(entry["running"]),
+            cold_start_misses=int(entry["cold_misses"]),
+            output_tokens=int(entry["output_tokens"]) + loop.unseen_tokens(self._state, service, self.now_s),
+            overflow_usd=float(entry["overflow_usd"]),
+            ttft_s={f"p{p}": histogram.quantile(ttft, p / 100) for p in (50, 95, 99)},
+            tpot_s={f"p{p}": histogram.quantile(tpot, p / 100) for p in (50, 95)},
+        )
