@@ -1,0 +1,176 @@
+"""Replicas onto instances: who is where, what still fits, how many instances that takes. May not do I/O.
+
+Shared by the capacity layers, which differ in which offering they turn to. TP never spans instances; a replica of
+several nodes is placed whole or not at all. Nothing is remembered here: every tick starts from the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .facts import EPSILON, PAID, Facts, Key, Offering, Seen, Service, Shape
+
+View = Mapping[str, Any]
+Answer = dict[str, dict[Any, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a rule asks for: so many units of a service, made of any of `shapes`."""
+
+    service: Service
+    shapes: tuple[Shape, ...]
+    units: float
+
+
+def instances_needed(sizes: Mapping[int, int], gpus: int) -> int:
+    """Instances of `gpus` GPUs that hold ``{GPUs: how many}`` parts, largest first, each where it fits tightest."""
+    free: dict[int, int] = {}  # free GPUs -> instances
+    for size in sorted(sizes, reverse=True):
+        left = sizes[size]
+        for room in sorted(room for room in free if room >= size):
+            take = min(left, free[room] * (room // size))
+            _fill(free, room, size, take)
+            left -= take
+        fresh = -(-left // (gpus // size)) if left > 0 else 0
+        free[gpus] = free.get(gpus, 0) + fresh
+        _fill(free, gpus, size, left)
+    return sum(free.values())
+
+
+def _fill(free: dict[int, int], room: int, size: int, parts: int) -> None:
+    """Put `parts` of `size` into instances with `room` free GPUs, filling one after the other."""
+    full, rest = divmod(parts, room // size)
+    for count, used in ((full, room // size * size), (min(rest, 1), rest * size)):
+        free[room] -= count
+        free[room - used] = free.get(room - used, 0) + count
+
+
+class Fleet:
+    """Replicas by (service, variant, offering) as they are, then as they should be; `instances` is what runs now."""
+
+    def __init__(self, facts: Facts, view: View) -> None:
+        self.offerings = facts.offerings
+        self.rows: Mapping[str, Mapping[str, Any]] = view["offerings"]
+        self.instances = {place: self.rows[place]["ready"] + self.rows[place]["starting"] for place in facts.offerings}
+        self.replicas: dict[Key, int] = {}
+        self.ready: dict[Key, int] = {}
+        self._sizes: dict[str, dict[int, int]] = {place: {} for place in facts.offerings}
+        self._gang = dict.fromkeys(facts.offerings, 1)
+        self._needed = dict.fromkeys(facts.offerings, 0)
+        shapes = {(shape.service, shape.variant): shape for service in facts.services for shape in service.shapes}
+        for key, ready, count in _living(view):
+            shape = shapes.get(key[:2])
+            if shape is not None and key[2] in facts.offerings:
+                self.ready[key] = ready
+                self.put(shape, key[2], count)
+
+    def put(self, shape: Shape, place: str, count: int = 1) -> None:
+        """`count` more (or fewer) replicas of `shape` at `place`."""
+        key = (shape.service, shape.variant, place)
+        self.replicas[key] = self.replicas.get(key, 0) + count
+        sizes = self._sizes[place]
+        sizes[shape.gpus] = sizes.get(shape.gpus, 0) + count * shape.nodes
+        self._gang[place] = max(self._gang[place], shape.nodes)
+        self._needed[place] = -1
+
+    def needed(self, place: str) -> int:
+        """Instances of `place` that the replicas there take."""
+        if self._needed[place] < 0:
+            parts = instances_needed(self._sizes[place], self.offerings[place].gpus)
+            self._needed[place] = max(parts, self._gang[place]) if parts else 0
+        return self._needed[place]
+
+    def needed_with(self, shape: Shape, place: str, count: int = 1) -> int:
+        """Instances of `place` with `count` more replicas of `shape`."""
+        sizes = dict(self._sizes[place])
+        sizes[shape.gpus] = sizes.get(shape.gpus, 0) + count * shape.nodes
+        return max(shape.nodes, instances_needed(sizes, self.offerings[place].gpus))
+
+    def units(self, want: Want) -> float:
+        """What the replicas of the wanted shapes amount to, in units, wherever they are."""
+        return sum(
+            shape.units * self.replicas.get((shape.service, shape.variant, place), 0)
+            for shape in want.shapes
+            for place in shape.places
+        )
+
+    def fill(self, want: Want, shape: Shape, place: str, most: float) -> None:
+        """Add replicas of `shape` at `place` while units are missing and at most `most` instances hold them."""
+        missing = want.units - self.units(want)
+        while missing > EPSILON and self.needed_with(shape, place) <= most:
+            self.put(shape, place)
+            missing -= shape.units
+
+    def settle(self, want: Want, order: Iterable[tuple[Shape, str]]) -> None:
+        """Dismiss what is not wanted, starting first, from the last of `order` on; then use the free room that runs."""
+        liked = list(order)
+        spare = self.units(want) - want.units
+        for starting in (True, False):
+            for shape, place in reversed(liked):
+                spare = self._dismiss(shape, place, spare, starting)
+        for shape, place in liked:
+            self.fill(want, shape, place, self.instances[place])
+
+    def _dismiss(self, shape: Shape, place: str, spare: float, starting: bool) -> float:
+        key = (shape.service, shape.variant, place)
+        count = self.replicas.get(key, 0)
+        go = min(
+            int((spare + EPSILON) / shape.units), count - min(count, self.ready.get(key, 0)) if starting else count
+        )
+        if go > 0:
+            self.put(shape, place, -go)
+        return spare - max(0, go) * shape.units
+
+    def answer(self, keep: Mapping[str, int] | None = None) -> Answer:
+        """Instances that hold the replicas (at least `keep` of those that run), and the replicas themselves."""
+        held = keep or {}
+        instances = {
+            place: max(self.needed(place), min(held.get(place, 0), running))
+            for place, running in self.instances.items()
+        }
+        return {
+            "instances": {place: count for place, count in instances.items() if count},
+            "replicas": {key: count for key, count in self.replicas.items() if count},
+        }
+
+
+def _living(view: View) -> list[tuple[Key, int, int]]:
+    """``(key, ready, ready + starting)`` of every group of replicas that is not on its way out."""
+    found: dict[Key, list[int]] = {}
+    for row in view["replicas"]:
+        state = row["state"]
+        if state != "draining":
+            group = found.setdefault((row["service"], row["variant"], row["offering"]), [0, 0])
+            group[0] += state == "ready"
+            group[1] += 1
+    return [(key, ready, count) for key, (ready, count) in sorted(found.items())]
+
+
+def observe(facts: Facts, view: View, fleet: Fleet) -> dict[str, Seen]:
+    """Every service's load and units, in the order of `facts.services`."""
+    found: dict[str, Seen] = {}
+    for service in facts.services:
+        row = view["services"][service.key]
+        seen = Seen(row["arrival_rps"], row["prefill_tps"], row["decode_tps"], row["queued"], row["running"])
+        for shape in service.shapes:
+            for place in shape.places:
+                key = (shape.service, shape.variant, place)
+                ready = min(fleet.ready.get(key, 0), fleet.replicas.get(key, 0))
+                seen.ready += ready * shape.units
+                seen.starting += (fleet.replicas.get(key, 0) - ready) * shape.units
+        found[service.key] = seen
+    return found
+
+
+def price(fleet: Fleet, offering: Offering) -> float:
+    """What another instance costs, $/h: nothing where it is paid for anyway."""
+    return 0.0 if offering.market in PAID else float(fleet.rows[offering.id]["price_usd_per_h"])
+
+
+def refused_at_s(fleet: Fleet, place: str) -> float:
+    """When the offering last refused, minus infinity if never."""
+    refusal = fleet.rows[place]["last_refusal"]
+    return float("-inf") if refusal is None else float(refusal["at_s"])
