@@ -43,17 +43,17 @@ def synthetic_curve(demand: Demand, start_at_s: float, duration_s: float, rng: n
     """The curve of a demand's synthetic profile; its hours are those of the day that begins at `start_at_s` (UTC)."""
     profile = demand.synthetic
     assert profile is not None
-    first_s, last_s = demand.start_s, demand.start_s + duration_s / demand.stretch
+    last_s = duration_s / demand.stretch
     switches_s = _switches(profile, last_s, rng) if isinstance(profile, Bursts) else np.zeros(0)
-    edges_s = _grid(profile, first_s, last_s, switches_s)
+    edges_s = _grid(profile, last_s, switches_s)
     middle_s = (edges_s[:-1] + edges_s[1:]) / 2
-    rps = _daily(profile, start_at_s + middle_s) * _noise(profile, middle_s - first_s, rng)
+    rps = _daily(profile, start_at_s + middle_s) * _noise(profile, middle_s, rng)
     if isinstance(profile, Flash):
         rps = rps * _flash(profile, middle_s)
     elif isinstance(profile, Bursts):
         rps = rps * (np.searchsorted(switches_s, middle_s) % 2)
     nothing = np.zeros_like(rps)
-    return Curve((edges_s - first_s) * demand.stretch, rps * demand.scale, nothing, nothing)
+    return Curve(edges_s * demand.stretch, rps * demand.scale, nothing, nothing)
 
 
 def recorded_curve(rates: Rates, demand: Demand, duration_s: float) -> Curve:
@@ -72,15 +72,15 @@ def recorded_curve(rates: Rates, demand: Demand, duration_s: float) -> Curve:
     return Curve((kept_s - first_s) * demand.stretch, rps * demand.scale, inputs, outputs)
 
 
-def _grid(profile: Profile, first_s: float, last_s: float, switches_s: Floats) -> Floats:
-    """Edges from `first_s` to `last_s`: a minute apart, closer where the profile changes faster."""
+def _grid(profile: Profile, last_s: float, switches_s: Floats) -> Floats:
+    """Edges from 0 to `last_s`: a minute apart, closer where the profile changes faster."""
     extra = [switches_s]
     if isinstance(profile, Flash):
         start_s, full_s, fall_s, end_s = _corners(profile)
         slopes = ((start_s, full_s), (fall_s, end_s))
         extra = [np.linspace(a_s, b_s, int(min(1000.0, (b_s - a_s) / FLASH_GRID_S)) + 2) for a_s, b_s in slopes]
-    edges_s = np.unique(np.concatenate([np.arange(first_s, last_s, GRID_S), [last_s], *extra]))
-    kept: Floats = edges_s[(edges_s >= first_s) & (edges_s <= last_s)]
+    edges_s = np.unique(np.concatenate([np.arange(0.0, last_s, GRID_S), [last_s], *extra]))
+    kept: Floats = edges_s[edges_s <= last_s]
     return kept
 
 
@@ -114,7 +114,7 @@ def _corners(profile: Flash) -> tuple[float, float, float, float]:
 
 
 def _switches(profile: Bursts, last_s: float, rng: np.random.Generator) -> Floats:
-    """Instants at which work begins and ends, in turn, from the source's second 0 on."""
+    """Instants at which work begins and ends, in turn, from second 0 on."""
     found: list[float] = []
     now_s = profile.first_at_s
     while now_s < last_s and len(found) < MAX_BINS:

@@ -90,14 +90,38 @@ class Tokens(Strict):
         return self
 
 
+def _tokens_kind(value: Any) -> str:
+    return "<number>" if isinstance(value, int | float) else "<tokens>"
+
+
+TokensOrMean = Annotated[
+    Annotated[Positive, Tag("<number>")] | Annotated[Tokens, Tag("<tokens>")], Discriminator(_tokens_kind)
+]
+
+
+def _law(given: float | Tokens | None) -> Tokens | None:
+    """A bare number is the mean it is."""
+    return Tokens(mean=given) if isinstance(given, int | float) else given
+
+
 class Profile(Strict):
-    """A rate over the day and the week. `rps`: mean of a weekday's requests (or tasks) per second."""
+    """A rate over the day and the week. `rps`: mean of a weekday's requests (or tasks) per second.
+
+    The tokens hold while this profile runs, where the demand itself states none: a stand-in is shaped like its trace.
+    """
 
     rps: NonNegative
+    input_tokens: TokensOrMean | None = None
+    output_tokens: TokensOrMean | None = None
+    prefix_share: Fraction = 0.0
     peak_to_mean: Annotated[float, Field(ge=1.0, le=2.0)] = 1.0
     peak_at_s: Annotated[float, Field(ge=0.0, lt=86400.0)] = 50_400.0
     weekend: Fraction = 1.0
     noise: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+
+    def tokens(self) -> tuple[Tokens | None, Tokens | None]:
+        """Tokens in and out while the profile runs, where it states them."""
+        return _law(self.input_tokens), _law(self.output_tokens)
 
 
 class Constant(Profile):
@@ -177,15 +201,6 @@ class Columns(Strict):
         return self.model_dump(exclude_none=True)
 
 
-def _tokens_kind(value: Any) -> str:
-    return "<number>" if isinstance(value, int | float) else "<tokens>"
-
-
-TokensOrMean = Annotated[
-    Annotated[Positive, Tag("<number>")] | Annotated[Tokens, Tag("<tokens>")], Discriminator(_tokens_kind)
-]
-
-
 class Demand(Strict):
     """Load of one service: a recorded trace, a synthetic one, or both (the second stands in for an absent file)."""
 
@@ -208,14 +223,13 @@ class Demand(Strict):
     def _agrees(self) -> Demand:
         if self.trace is None and self.synthetic is None:
             raise ValueError("has neither trace nor synthetic; give one")
-        if self.trace is None and (self.columns or self.time_unit or self.per):
-            raise ValueError("describes the columns of a trace, but there is none; give trace, or remove them")
+        if self.trace is None and (self.columns or self.time_unit or self.per or self.start_s):
+            raise ValueError("says how to read a trace, but there is none; give trace, or remove what is for one")
         return self
 
-    def tokens(self, which: Literal["input", "output"]) -> Tokens | None:
-        """What is stated of the tokens, a bare number as the mean it is."""
-        stated = self.input_tokens if which == "input" else self.output_tokens
-        return Tokens(mean=stated) if isinstance(stated, int | float) else stated
+    def stated(self) -> tuple[Tokens | None, Tokens | None]:
+        """Tokens in and out that hold for trace and stand-in alike."""
+        return _law(self.input_tokens), _law(self.output_tokens)
 
 
 # ---- supply ---------------------------------------------------------------------------------------------------------

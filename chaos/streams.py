@@ -30,7 +30,7 @@ from chaos.demand import (
 )
 from chaos.engine.spec import F8, I4, SINGLE, Arrivals, RequestBatch, TaskTable
 from chaos.scenario import Scenario
-from chaos.scenario_format import Agents, Demand, Rag, Tokens
+from chaos.scenario_format import Agents, Demand, Tokens
 
 CHUNK = 65_536
 TASK_KINDS = 4096
@@ -220,7 +220,10 @@ def _stream(scenario: Scenario, demand: Demand, seed: int, name: str) -> Stream:
     shape = _generator(seed, f"{name}/curve")
     curve = _curve(scenario, demand, source, shape)
     tasks = _task_table(demand.synthetic, shape) if source is None else TaskTable.none()
-    return Stream(_from_curve(curve, demand, len(tasks.calls), _generator(seed, name)), tasks)
+    profile = demand.synthetic if source is None else None
+    share = demand.prefix_share if demand.prefix_share is not None else profile.prefix_share if profile else 0.0
+    laws = _laws(demand, source is None)
+    return Stream(_from_curve(curve, demand.cv, laws, share, len(tasks.calls), _generator(seed, name)), tasks)
 
 
 def _curve(scenario: Scenario, demand: Demand, source: Rates | None, rng: np.random.Generator) -> Curve:
@@ -245,7 +248,7 @@ def _source(scenario: Scenario, demand: Demand) -> Trace | Rates | None:
         raise TraceProblems(
             (f"{path}: lasts {length_s:g} s, so start_s {demand.start_s:g} is after its end; lower it",)
         )
-    if isinstance(source, Rates) and source.of_tokens and (stated := demand.tokens("input")):
+    if isinstance(source, Rates) and source.of_tokens and (stated := demand.stated()[0]):
         factor = AZURE_INPUT.mean / stated.mean
         return Rates(source.name, source.source, source.start_s, source.bin_s, source.rps * factor,
                      source.input_tokens / factor, source.output_tokens / factor, source.filled, True)  # fmt: skip
@@ -276,32 +279,41 @@ def _task_table(agents: object, rng: np.random.Generator) -> TaskTable:
     )
 
 
-def _laws(demand: Demand) -> tuple[Law, Law]:
-    """How prompts and answers are drawn: as stated, else as is usual for the kind, else as Azure's."""
-    usual = _usual(demand)
-    pairs = zip((demand.tokens("input"), demand.tokens("output")), usual, (AZURE_INPUT, AZURE_OUTPUT), strict=True)
+def _laws(demand: Demand, synthetic: bool) -> tuple[Law, Law]:
+    """How prompts and answers are drawn: as the demand says, else as the running profile does, else as Azure's."""
+    usual = _usual(demand) if synthetic else (None, None)
     laws = []
-    for stated, kind, azure in pairs:
-        found = stated or kind
+    for stated, profile, azure in zip(demand.stated(), usual, (AZURE_INPUT, AZURE_OUTPUT), strict=True):
+        found = stated or profile
         sigma = P99 - math.sqrt(P99**2 - 2 * math.log(found.p99 / found.mean)) if found and found.p99 else azure.sigma
         laws.append(Law(found.mean if found else azure.mean, sigma, stated is not None))
     return laws[0], laws[1]
 
 
-def _usual(demand: Demand) -> tuple[Tokens, Tokens] | tuple[None, None]:
-    if isinstance(demand.synthetic, Agents):
-        return AGENT_INPUT, AGENT_OUTPUT
-    return (RAG_INPUT, RAG_OUTPUT) if isinstance(demand.synthetic, Rag) else (None, None)
+def _usual(demand: Demand) -> tuple[Tokens | None, Tokens | None]:
+    """What the profile states, else what its kind is known for."""
+    profile = demand.synthetic
+    assert profile is not None
+    kinds: dict[str, tuple[Tokens | None, Tokens | None]] = {
+        "agents": (AGENT_INPUT, AGENT_OUTPUT),
+        "rag": (RAG_INPUT, RAG_OUTPUT),
+    }
+    (inputs, outputs), (usual_in, usual_out) = profile.tokens(), kinds.get(profile.kind, (None, None))
+    return inputs or usual_in, outputs or usual_out
 
 
-def _from_curve(curve: Curve, demand: Demand, kinds: int, rng: np.random.Generator) -> Iterator[RequestBatch]:
-    """Requests at the curve's rates; gaps, counted in expected requests, are Gamma with the demand's variation."""
-    due, shape = curve.due, 1.0 / demand.cv**2
-    laws, sent, mark = _laws(demand), 0, 0.0
+def _from_curve(
+    curve: Curve, cv: float, laws: tuple[Law, Law], prefix_share: float, kinds: int, rng: np.random.Generator
+) -> Iterator[RequestBatch]:
+    """Requests at the curve's rates; gaps, counted in expected requests, are Gamma with variation `cv`.
+
+    With `kinds` of tasks every request begins one, the kinds in turn.
+    """
+    due, shape, sent, mark = curve.due, 1.0 / cv**2, 0, 0.0
     vary = bool(curve.input_tokens.any() or curve.output_tokens.any())
     while mark < due[-1]:
         left = due[-1] - mark
-        size = min(CHUNK, int(left + 8 * demand.cv * math.sqrt(left) + 16))
+        size = min(CHUNK, int(left + 8 * cv * math.sqrt(left) + 16))
         gaps = rng.standard_exponential(size) if shape == 1.0 else rng.standard_gamma(shape, size) / shape
         marks = mark + np.cumsum(gaps)
         mark = float(marks[-1])
@@ -313,7 +325,7 @@ def _from_curve(curve: Curve, demand: Demand, kinds: int, rng: np.random.Generat
         )
         task = (np.arange(sent, sent + len(marks)) % kinds if kinds else np.full(len(marks), SINGLE)).astype(np.int32)
         sent += len(marks)
-        prefix = (inputs * (demand.prefix_share or 0.0)).astype(np.int32)
+        prefix = (inputs * prefix_share).astype(np.int32)
         yield RequestBatch(
             at_s=np.interp(marks, due, curve.edges_s),
             input_tokens=inputs,
@@ -360,7 +372,7 @@ def _from_requests(trace: Trace, demand: Demand, duration_s: float, rng: np.rand
     shifts_s = [0.0, *(rng.uniform(0.0, min(COPY_SHIFT_S, loop.round_s), copies - 1) if copies > 1 else [])][:copies]
     per_s = len(trace) / loop.round_s * demand.scale
     window_s = min(duration_s, CHUNK / per_s) if per_s > 0 else duration_s
-    laws, origin_s = _laws(demand), demand.start_s * demand.stretch
+    laws, origin_s = _laws(demand, False), demand.start_s * demand.stretch
     for number in range(math.ceil(duration_s / window_s)):
         first_s, last_s = number * window_s, min((number + 1) * window_s, duration_s)
         parts = []
