@@ -136,11 +136,16 @@ def read_all(folder: Path) -> Iterator[Record]:
 class FileJournal:
     """ports.Journal in a folder. Thread-safe. `repaired` says what was cut off a torn tail on opening, or is empty.
 
+    Without `sync` what is durable is only handed to the system: a simulated run loses nothing that a new one does not
+    write again.
+
     Raises Misconfigured when the folder cannot be written, is damaged, or belongs to a running controller.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, keep: int = SEGMENTS_KEPT) -> None:
-        self.folder, self.segment_bytes, self.keep = folder, segment_bytes, keep
+    def __init__(
+        self, folder: Path, *, segment_bytes: int = SEGMENT_BYTES, keep: int = SEGMENTS_KEPT, sync: bool = True
+    ) -> None:
+        self.folder, self.segment_bytes, self.keep, self.sync = folder, segment_bytes, keep, sync
         self.repaired = ""
         self._lock = threading.Lock()
         try:
@@ -187,7 +192,7 @@ class FileJournal:
             line = encode_line(Record(seq=self._seq + 1, event=event))
             try:
                 _write(self._fd, line)
-                if durable:
+                if durable and self.sync:
                     os.fsync(self._fd)
             except OSError as error:
                 self._undo()
@@ -288,21 +293,32 @@ def _cannot_write(path: Path, error: OSError) -> Transient:
 
 @dataclass
 class MemoryJournal:
-    """ports.Journal in memory, for the simulated world: `records` is everything, nothing survives the process."""
+    """ports.Journal in memory, for the simulated world: nothing survives the process.
+
+    `records` is everything, or everything since the last roll when there are more than `segment_records`.
+    """
 
     records: list[Record] = field(default_factory=list)
+    segment_records: int | None = None
+    _seq: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def append(self, event: Event, *, durable: bool) -> int:  # noqa: ARG002
         """See ports.Journal; memory is as durable as it gets here."""
         with self._lock:
-            self.records.append(Record(seq=len(self.records) + 1, event=event))
-            return len(self.records)
+            self._seq += 1
+            self.records.append(Record(seq=self._seq, event=event))
+            return self._seq
 
     def read(self) -> Iterator[Record]:
         """See ports.Journal."""
         return iter(tuple(self.records))
 
-    def roll(self, head: Callable[[], tuple[Event, ...]]) -> tuple[Record, ...]:  # noqa: ARG002
-        """Never: memory has no segments."""
-        return ()
+    def roll(self, head: Callable[[], tuple[Event, ...]]) -> tuple[Record, ...]:
+        """See ports.Journal. What came before the new head is forgotten."""
+        with self._lock:
+            if self.segment_records is None or len(self.records) < self.segment_records:
+                return ()
+            records = tuple(Record(seq=self._seq + n, event=event) for n, event in enumerate(head(), start=1))
+            self.records, self._seq = list(records), records[-1].seq
+            return records

@@ -107,13 +107,13 @@ def _route(
             for route in routes
         ),
         max_queued=max(QUEUE_MIN, QUEUE_SLOTS * slots),
-        queue_timeout_s=_queue_timeout_s(entry, lead),
+        queue_timeout_s=queue_timeout_s(entry, lead),
         retry_after_s=_retry_after_s(key, plan, lead, now_s),
         sacrifice=entry.sacrifice,
     )
 
 
-def _queue_timeout_s(entry: Service, lead: float) -> float:
+def queue_timeout_s(entry: Service, lead: float) -> float:
     """A service that may be shed waits as long as help takes twice over; one that may not waits."""
     if "shed" not in entry.sacrifice:
         return UNBOUNDED_WAIT_S

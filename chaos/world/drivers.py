@@ -1,0 +1,165 @@
+"""Who decides in a simulated world: the loop itself, unchanged, or a controller under test behind the desk.
+
+May not read a clock. A controller that raises, answers nonsense or never returns is a counted violation; the world
+goes on with its last valid answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from autoscaler.act import Inline
+from autoscaler.adapters.policy_folder import digest
+from autoscaler.core.beliefs import Beliefs
+from autoscaler.core.events import CheckFailed, Event, Forecast
+from autoscaler.loop import Controller
+from autoscaler.ports import Broken, Journal, Policy, PortError
+from chaos.scenario import Scenario
+
+from .desk import Answer, Desk, Nonsense
+from .guard import Guard, TimedOut
+from .world import World
+
+QUOTED = 300  # characters of a stranger's error
+
+
+class Driver(Protocol):
+    """Decides once a tick."""
+
+    def tick(self) -> None:
+        """Look at the world and change it. May not raise."""
+        ...
+
+    def forecasts(self) -> Mapping[str, Forecast]:
+        """What it expects, by service, if it says so."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
+
+
+# ---- the loop -------------------------------------------------------------------------------------------------------
+class FixedPolicy:
+    """ports.PolicySource: one policy, told once."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        policy, shapes = scenario.policy_set, scenario.shapes
+        self._next: Policy | None = Policy(policy=policy, shapes=shapes, digest=digest(policy, shapes))
+
+    def poll(self, now_s: float) -> Policy | Broken | None:  # noqa: ARG002
+        """See ports.PolicySource."""
+        told, self._next = self._next, None
+        return told
+
+
+class Loop:
+    """The controller's own loop over the world's ports. While a fault keeps it down nothing runs; then it restarts
+    from its journal. `kind` builds it.
+    """
+
+    def __init__(self, world: World, journal: Journal, kind: Callable[..., Controller] = Controller) -> None:
+        self._world, self._journal, self._kind = world, journal, kind
+        self._controller: Controller | None = None
+
+    def event(self, event: Event, beliefs: Beliefs) -> None:  # noqa: ARG002
+        """loop.Telemetry: a plan that broke an invariant is a violation."""
+        if isinstance(event, CheckFailed):
+            for text in event.violations:
+                self._world.violate("check_failed", text)
+
+    def tick(self) -> None:
+        """One tick of the loop."""
+        world = self._world
+        if world.faults.active("controller_down"):
+            self._controller = None
+        else:
+            self._controller = self._controller or self._start()
+            try:
+                self._controller.tick()
+            except PortError as error:
+                world.violate("tick_failed", f"{error.code}: {error}")
+            except Exception as defect:  # the run must say it, not end with it
+                world.violate("controller_raised", _quoted(defect))
+        figures = world.metrics.figures
+        world.serving.follow_local_rule({key: row[3] + row[4] for key, row in figures.items()})
+
+    def _start(self) -> Controller:
+        world = self._world
+        return self._kind(
+            clock=world.clock,
+            metrics=world.metrics,
+            serving=world.serving,
+            cloud=world.cloud,
+            journal=self._journal,
+            policy_source=FixedPolicy(world.scenario),
+            executor=Inline(),
+            telemetry=self,
+            tick_s=world.scenario.tick_s,
+        )
+
+    def forecasts(self) -> Mapping[str, Forecast]:
+        """Those in its beliefs."""
+        return self._controller.ledger.beliefs.forecasts if self._controller is not None else {}
+
+    def close(self) -> None:
+        """Nothing is held that needs it."""
+
+
+# ---- controllers under test -----------------------------------------------------------------------------------------
+class Stranger:
+    """A controller under test. `guard` runs it when it is not our own code; `facts` is the scenario as it is given it.
+
+    Raises what its factory raises.
+    """
+
+    def __init__(
+        self, world: World, factory: Callable[[Any], Any], facts: dict[str, Any], guard: Guard | None = None
+    ) -> None:
+        self._world, self._guard = world, guard
+        self._desk = Desk(
+            world.pools, world.cloud, world.cluster, world.metrics, world.gateways, world.timeline, world.waits_s
+        )
+        for row in facts["shapes"]:
+            app = next(
+                a for a in world.cluster.apps.values() if (a.service, a.variant) == (row["service"], row["variant"])
+            )
+            world.gateways.carry(app, row["capacity_rps"], row["max_batch"])
+        self._answer = Answer()
+        self._controller = self._call(lambda: factory(facts))
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        return call() if self._guard is None else self._guard.call(call)
+
+    def tick(self) -> None:
+        """Ask, check, carry out."""
+        if not self._world.faults.active("controller_down") and not (self._guard and self._guard.stuck):
+            self._ask()
+        self._desk.carry_out(self._answer)
+
+    def _ask(self) -> None:
+        now_s, view = self._world.timeline.now_s, self._desk.view()
+        try:
+            self._answer = self._desk.read(self._call(lambda: self._controller.decide(now_s, view)))
+        except TimedOut as error:
+            self._world.violate("controller_hung", f"{error}; its last valid answer stays in force")
+        except Nonsense as error:
+            self._world.violate("controller_nonsense", str(error))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt) and self._guard is None:
+                raise
+            self._world.violate("controller_raised", _quoted(error))
+
+    def forecasts(self) -> Mapping[str, Forecast]:
+        """It is not asked for any."""
+        return {}
+
+    def close(self) -> None:
+        """Let its thread end."""
+        if self._guard is not None:
+            self._guard.close()
+
+
+def _quoted(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:QUOTED]

@@ -1,0 +1,144 @@
+"""The Metrics port over the world's engine: the same figures as the gateways' reports and the engines' exports give.
+
+Every figure is taken once a tick (`sample`), before anybody asks. May not know a controller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from math import isnan
+
+from autoscaler.adapters.prometheus import MEAN_OVER_REQUESTS
+from autoscaler.core.model import EngineLoad, Idle, Measured, Missing, ServiceLoad, Signal
+from autoscaler.ports import Transient
+from chaos.engine import Engine, ReplicaWindow, Window
+
+from .cluster import Cluster
+from .faults import Faults, value
+from .timeline import Timeline
+
+UNANSWERED = Missing(why="no request has got an answer yet")
+NOT_MEASURED = Missing(why="nothing was made in the window")
+GONE = Missing(why="the gateways do not report")
+Figures = tuple[float, float | None, float | None, float, float]  # rps, prefill and decode tokens/s, queued, running
+
+
+@dataclass(slots=True)
+class Means:
+    """Decayed means of the tokens of recent requests, as the gateways' reports give them."""
+
+    input_tokens: float = 0.0
+    arrived: float = 0.0
+    output_tokens: float = 0.0
+    ended: float = 0.0
+    running: int = 0
+
+    def add(self, window: Window) -> None:
+        """Count a window. Output counts as it flows, so a request still running counts as half ended."""
+        keep = math.exp(-window.finished / MEAN_OVER_REQUESTS)
+        self.input_tokens = keep * self.input_tokens + window.input_tokens
+        self.arrived = keep * self.arrived + window.arrived
+        self.output_tokens = keep * self.output_tokens + window.output_tokens
+        self.ended = keep * self.ended + window.finished + (window.running - self.running) / 2.0
+        self.running = window.running
+
+    def of(self) -> tuple[float, float] | None:
+        """Mean input and output tokens, or None before the first request has got anywhere."""
+        if self.arrived < 1.0 or self.ended < 0.5 or self.output_tokens <= 0.0:
+            return None
+        return self.input_tokens / self.arrived, self.output_tokens / self.ended
+
+
+@dataclass
+class WorldMetrics:
+    """ports.Metrics. `figures` are those of the last sample by service, as they are without any fault."""
+
+    engine: Engine
+    cluster: Cluster
+    services: dict[str, int]
+    faults: Faults
+    timeline: Timeline
+    figures: dict[str, Figures] = field(default_factory=dict)
+    windows: dict[str, Window] = field(default_factory=dict)
+    _means: dict[str, Means] = field(default_factory=dict)
+    _frozen: dict[str, Figures] = field(default_factory=dict)
+    _at_s: float = 0.0
+
+    def sample(self) -> None:
+        """Take every service's window since the last sample."""
+        over_s = self.timeline.now_s - self._at_s
+        self._at_s = self.timeline.now_s
+        for service, number in self.services.items():
+            window = self.windows[service] = self.engine.window(number)
+            means = self._means.setdefault(service, Means())
+            means.add(window)
+            rps = window.arrived / over_s if over_s > 0.0 else 0.0
+            tokens = means.of()
+            rates = (rps * tokens[0], rps * tokens[1]) if tokens else (None, None)
+            self.figures[service] = (rps, *rates, float(window.queued), float(window.running))
+
+    def told(self, service: str) -> Figures | None:
+        """The figures that a controller is given: None while they are gone, wrong while a fault says so."""
+        if self.faults.active("metrics_gone", (service,)):
+            return None
+        seen = self.figures.get(service)
+        if self.faults.active("metrics_frozen", (service,)):
+            return self._frozen.setdefault(service, seen) if seen is not None else None
+        self._frozen.pop(service, None)
+        factor = 1.0
+        for fault in self.faults.active("metrics_absurd", (service,)):
+            factor *= value(fault)
+        if seen is None or factor == 1.0:
+            return seen
+        rps, prefill, decode, queued, running = seen
+        return rps * factor, prefill and prefill * factor, decode and decode * factor, queued * factor, running * factor
+
+    # ---- the port ---------------------------------------------------------------------------------------------------
+    def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
+        """See ports.Metrics."""
+        told = {service: self.told(service) for service in self.services}
+        if all(figures is None for figures in told.values()):
+            raise Transient("no gateway has reported", "NoGateway")
+        return tuple(_load(service, figures, now_s) for service, figures in sorted(told.items()))
+
+    def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
+        """See ports.Metrics. Draining engines still export."""
+        return tuple(
+            _engine(replica.name, self.engine.replica_window(replica.handle), now_s)
+            for replica in self.cluster.replicas()
+            if replica.handle >= 0 and not self.faults.active("metrics_gone", (replica.deployment.app.service,))
+        )
+
+
+def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
+    signals: tuple[Signal, ...]
+    if figures is None:
+        signals = (GONE,) * 5
+    elif figures[0] <= 0.0 and not figures[3] and not figures[4]:
+        signals = (Idle(at_s=now_s),) * 5
+    else:
+        signals = tuple(UNANSWERED if each is None else Measured(value=each, at_s=now_s) for each in figures)
+    rps, prefill, decode, queued, running = signals
+    return ServiceLoad(
+        service=service, arrival_rps=rps, prefill_tps=prefill, decode_tps=decode, queued=queued, running=running
+    )
+
+
+def _engine(name: str, window: ReplicaWindow, now_s: float) -> EngineLoad:
+    def signal(figure: float) -> Signal:
+        return NOT_MEASURED if isnan(figure) else Measured(value=float(figure), at_s=now_s)
+
+    return EngineLoad(
+        replica_id=name,
+        running=signal(window.running),
+        waiting=signal(window.waiting),
+        kv_fraction=signal(window.kv_fraction),
+        tpot_s=signal(window.tpot_s),
+        prefill_s=signal(window.prefill_s),
+        input_tokens=signal(window.input_tokens),
+        batch=signal(window.mean_batch),
+        kv_tokens=signal(window.mean_kv_tokens),
+        steps=float(window.steps),
+        samples=float(window.samples),
+    )
