@@ -10,45 +10,62 @@ from typing import Any
 
 from . import heaps, histogram
 from .jit import jit
-from .state import READY, State
+from .state import (
+    READY,
+    call_items_at,
+    call_place_at,
+    call_s_at,
+    free_at,
+    load_at,
+    load_items_at,
+    load_place_at,
+    replica_at,
+    request_at,
+    service_at,
+    task_grow_at,
+    task_think_s_at,
+    tpot_bins_at,
+    ttft_bins_at,
+    variant_at,
+)
 
 
 @jit
-def give_back(state: State, replica: int) -> None:
+def give_back(state: Any, replica: int) -> None:
     """One request fewer on `replica`."""
-    here = state.replicas[replica]
+    here = replica_at(state, replica)
     here.in_flight -= 1
-    state.services[here.service].running -= 1
+    service_at(state, here.service).running -= 1
     if here.state == READY:
-        variant = state.variants[here.service, here.variant]
+        variant = variant_at(state, here.service * state.v + here.variant)
         variant.running -= 1
-        items = state.load_items[here.service, here.variant]
+        items = load_items_at(state, (here.service * state.v + here.variant) * state.r)
         value = here.in_flight / here.slots
-        heaps.rekey(items, state.load, state.load_place, variant.replicas, replica, value)
+        heaps.rekey(items, load_at(state, 0), load_place_at(state, 0), variant.replicas, replica, value)
 
 
 @jit
-def release(state: State, slot: int) -> None:
+def release(state: Any, slot: int) -> None:
     """Return `slot` to the pool."""
-    state.free[state.free_count[0]] = slot
-    state.free_count[0] += 1
+    free_at(state, 0)[state.free_count] = slot
+    state.free_count += 1
 
 
 @jit
-def finish(state: State, service: int, slot: int, now_s: float) -> None:
+def finish(state: Any, service: int, slot: int, now_s: float) -> None:
     """The request has its last token."""
-    request = state.requests[slot]
-    entry = state.services[service]
+    request = request_at(state, slot)
+    entry = service_at(state, service)
     give_back(state, request.replica)
     ttft_s, e2e_s = request.first_s - request.arrived_s, now_s - request.arrived_s
     met = True
-    histogram.count(state.ttft_bins[service], ttft_s)
+    histogram.count(ttft_bins_at(state, service * state.h), ttft_s)
     if ttft_s > entry.ttft_s:
         entry.missed_ttft += 1
         met = False
     if request.target >= 2:
         tpot_s = (now_s - request.first_s) / (request.target - 1)
-        histogram.count(state.tpot_bins[service], tpot_s)
+        histogram.count(tpot_bins_at(state, service * state.h), tpot_s)
         if tpot_s > entry.tpot_s:
             entry.missed_tpot += 1
             met = False
@@ -70,25 +87,26 @@ def _score(entry: Any, request: Any, met: bool) -> None:
 
 
 @jit
-def next_call(state: State, service: int, slot: int, now_s: float) -> None:
+def next_call(state: Any, service: int, slot: int, now_s: float) -> None:
     """Plan the task's next call in the same slot, or free the slot."""
-    request = state.requests[slot]
+    request = request_at(state, slot)
     if request.calls_left == 0:
         release(state, slot)
         return
-    entry = state.services[service]
+    entry = service_at(state, service)
     request.calls_left -= 1
-    request.input += request.done + state.task_grow[request.task]
-    at_s = now_s + state.task_think_s[request.task]
-    heaps.insert(state.call_items[service], state.call_s, state.call_place, entry.thinking, slot, at_s)
+    request.input += request.done + task_grow_at(state, 0)[request.task]
+    at_s = now_s + task_think_s_at(state, 0)[request.task]
+    items = call_items_at(state, service * state.p)
+    heaps.insert(items, call_s_at(state, 0), call_place_at(state, 0), entry.thinking, slot, at_s)
     entry.thinking += 1
 
 
 @jit
-def lose(state: State, service: int, slot: int, failed: bool) -> None:
+def lose(state: Any, service: int, slot: int, failed: bool) -> None:
     """The request was shed, or failed; so do the calls that would have followed it."""
-    request = state.requests[slot]
-    entry = state.services[service]
+    request = request_at(state, slot)
+    entry = service_at(state, service)
     calls = 1 + request.calls_left
     entry.requests += request.calls_left
     if failed:
@@ -101,9 +119,9 @@ def lose(state: State, service: int, slot: int, failed: bool) -> None:
 
 
 @jit
-def turn_away(state: State, service: int, slot: int, now_s: float) -> None:
+def turn_away(state: Any, service: int, slot: int, now_s: float) -> None:
     """No place for the request: to the overflow endpoint while its quota of this minute lasts, else shed."""
-    entry = state.services[service]
+    entry = service_at(state, service)
     minute = int(now_s // 60.0)
     if minute != entry.minute:
         entry.minute = minute
@@ -111,7 +129,7 @@ def turn_away(state: State, service: int, slot: int, now_s: float) -> None:
     if entry.minute_used + 1 > entry.overflow_rpm:
         lose(state, service, slot, False)
         return
-    request = state.requests[slot]
+    request = request_at(state, slot)
     entry.minute_used += 1
     entry.overflowed += 1
     entry.output_tokens += request.output

@@ -15,9 +15,10 @@ import numpy as np
 from serve_apps.timing import Timing
 
 from . import histogram, loop
-from . import state as memory
+from . import state as layout
 from .spec import ReplicaWindow, RequestBatch, ServiceSpec, Totals, Window
 
+SUMS = 11  # columns of loop.observe
 CHUNK = 1 << 16  # requests handed over at once: bounds the pool when `advance` is called with long spans
 _TIMING = tuple(field.name for field in fields(Timing))
 
@@ -39,7 +40,7 @@ class Engine:
     def __init__(self, services: Sequence[ServiceSpec], start_s: float = 0.0) -> None:
         self.now_s = start_s
         self._specs = tuple(services)
-        self._state = memory.empty(len(services), histogram.BINS)
+        self._memory = layout.Memory(len(services), histogram.BINS)
         self._unused: list[int] = []  # numbers of removed replicas
         self._replicas = 0
         self._seen: dict[int, _Seen] = {}
@@ -50,23 +51,22 @@ class Engine:
     def _fill_services(self) -> None:
         tasks = [spec.arrivals.tasks for spec in self._specs]
         base = 0
-        for entry, spec, table in zip(self._state.services, self._specs, tasks, strict=True):
+        for entry, spec, table in zip(self._memory["services"], self._specs, tasks, strict=True):
             entry["ttft_s"], entry["tpot_s"] = spec.ttft_s, spec.tpot_s
             entry["e2e_s"] = min(spec.e2e_s, spec.deadline_s)
             entry["timeout_s"], entry["max_queued"] = spec.queue_timeout_s, spec.max_queued
             entry["can_queue"], entry["overflow_rpm"] = spec.can_queue, spec.overflow_rpm
             entry["overflow_usd_per_token"] = spec.overflow_usd_per_1m_tokens / 1e6
-            entry["queue_head"] = entry["queue_tail"] = memory.NONE
+            entry["queue_head"] = entry["queue_tail"] = layout.NONE
             entry["task_base"] = base
             base += len(table.calls)
             if len(table.calls) and table.calls.min() < 1:
                 raise ValueError(f"{spec.service}: a task has at least one call, this one has {table.calls.min()}")
         if tasks:
-            self._state = self._state._replace(
-                task_calls=np.concatenate([table.calls for table in tasks]).astype(np.int32),
-                task_think_s=np.concatenate([table.think_s for table in tasks]).astype(np.float64),
-                task_grow=np.concatenate([table.grow_tokens for table in tasks]).astype(np.int32),
-            )
+            self._memory.need(t=base)
+            self._memory["task_calls"][:base] = np.concatenate([table.calls for table in tasks])
+            self._memory["task_think_s"][:base] = np.concatenate([table.think_s for table in tasks])
+            self._memory["task_grow"][:base] = np.concatenate([table.grow_tokens for table in tasks])
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
     def add_replica(self, service: int, variant: int, timing: Timing, *, slowdown: float = 1.0, slots: int) -> int:
@@ -78,45 +78,44 @@ class Engine:
             raise ValueError(f"a replica needs slots >= 1 and slowdown > 0, not {slots} and {slowdown}")
         replica = self._unused.pop() if self._unused else self._replicas
         self._replicas = max(self._replicas, replica + 1)
-        self._state = memory.with_replicas(self._state, self._replicas)
-        self._state = memory.with_batch(self._state, timing.max_num_seqs)
+        self._memory.need(r=self._replicas, b=timing.max_num_seqs)
         self._ensure_variant(service, variant)
-        self._state.replicas[replica] = np.zeros((), memory.REPLICA)
-        record = self._state.replicas[replica]
+        self._memory["replicas"][replica] = np.zeros((), layout.REPLICA)
+        record = self._memory["replicas"][replica]
         for name in _TIMING:
             record[name] = getattr(timing, name)
         record["service"], record["variant"] = service, variant
         record["slowdown"], record["slots"] = slowdown, slots
-        loop.add(self._state, replica, self.now_s)
-        self._seen[replica] = _Seen(self.now_s, [0.0] * 10)
+        loop.add(self._memory.root, replica, self.now_s)
+        self._seen[replica] = _Seen(self.now_s, [0.0] * SUMS)
         self._sums = None
         return replica
 
     def _ensure_variant(self, service: int, variant: int) -> None:
-        self._state = memory.with_variants(self._state, variant + 1)
-        entry = self._state.services[service]
+        self._memory.need(v=variant + 1)
+        entry = self._memory["services"][service]
         entry["variants"] = max(int(entry["variants"]), variant + 1)
 
     def drain(self, replica: int) -> None:
         """Send `replica` nothing more; it ends what it has."""
-        loop.drain(self._state, self._known(replica))
+        loop.drain(self._memory.root, self._known(replica))
 
     def remove(self, replica: int) -> None:
         """`replica` is gone now: its requests without a token go back to the head of the queue, the others fail."""
-        loop.remove(self._state, self._known(replica), self.now_s)
+        loop.remove(self._memory.root, self._known(replica), self.now_s)
         del self._seen[replica]
         self._unused.append(replica)
         self._sums = None
 
     def in_flight(self, replica: int) -> int:
         """Requests that `replica` has, running or waiting."""
-        return int(self._state.replicas["in_flight"][self._known(replica)])
+        return int(self._memory["replicas"]["in_flight"][self._known(replica)])
 
     def set_slowdown(self, replica: int, slowdown: float) -> None:
         """From its next step on, `replica`'s steps take `slowdown` times as long as its timing says."""
         if slowdown <= 0.0:
             raise ValueError(f"slowdown must be positive, not {slowdown}")
-        self._state.replicas["slowdown"][self._known(replica)] = slowdown
+        self._memory["replicas"]["slowdown"][self._known(replica)] = slowdown
 
     def _known(self, replica: int) -> int:
         if replica not in self._seen:
@@ -127,16 +126,32 @@ class Engine:
     def set_capacity_rps(self, service: int, variant: int, rps: float) -> None:
         """Requests/s that each replica of the variant is counted on for, by which the gateway routes."""
         self._ensure_variant(service, variant)
-        self._state.variants["rps"][service, variant] = rps
+        self._memory["variants"]["rps"][service, variant] = rps
+
+    def set_slots(self, service: int, variant: int, slots: int) -> None:
+        """The gateway sends each replica that the variant has now up to `slots` requests at once."""
+        if slots < 1:
+            raise ValueError(f"a replica needs slots >= 1, not {slots}")
+        table = self._memory["replicas"][: self._replicas]
+        mine = (table["service"] == service) & (table["variant"] == variant) & (table["state"] != layout.ABSENT)
+        for replica in np.flatnonzero(mine & (table["slots"] != slots)):
+            loop.set_slots(self._memory.root, int(replica), slots)
+        loop.settle(self._memory.root, service, self.now_s)
+
+    def set_queue(self, service: int, *, max_queued: int, queue_timeout_s: float) -> None:
+        """Bounds of the gateway's queue from now on; those who wait are turned away only by the time limit."""
+        entry = self._memory["services"][service]
+        entry["max_queued"], entry["timeout_s"] = max_queued, queue_timeout_s
+        loop.settle(self._memory.root, service, self.now_s)
 
     def set_overflow_rpm(self, service: int, rpm: float) -> None:
         """The overflow endpoint takes `rpm` requests a minute from now on; 0 = none."""
-        self._state.services["overflow_rpm"][service] = rpm
+        self._memory["services"]["overflow_rpm"][service] = rpm
 
     def note_coming(self, service: int, count: int) -> None:
         """`count` replicas of the service are starting or loading from now on."""
-        if int(self._state.services["coming"][service]) != count:
-            loop.mark_cold(self._state, service, count)
+        if int(self._memory["services"]["coming"][service]) != count:
+            loop.mark_cold(self._memory.root, service, count)
 
     # ---- time -------------------------------------------------------------------------------------------------------
     def advance(self, until_s: float) -> None:
@@ -165,19 +180,19 @@ class Engine:
     def _run(self, service: int, batch: RequestBatch, until_s: float) -> None:
         count = len(batch.at_s)
         for low in range(0, max(count, 1), CHUNK):
-            part = slice(low, low + CHUNK)
-            end_s = until_s if low + CHUNK >= count else float(batch.at_s[low + CHUNK])
-            self._state = memory.with_requests(self._state, min(CHUNK, count - low))
+            part = batch.part(low, low + CHUNK)
+            self._memory.need_free(len(part.at_s))
+            end_s = until_s if low + CHUNK >= count else float(part.at_s[-1])
             loop.advance(
-                self._state, service, end_s, batch.at_s[part], batch.input_tokens[part], batch.output_tokens[part],
-                batch.prefix_tokens[part], batch.task[part],
+                self._memory.root, service, end_s,
+                part.at_s, part.input_tokens, part.output_tokens, part.prefix_tokens, part.task,
             )  # fmt: skip
 
     # ---- what happened ----------------------------------------------------------------------------------------------
     def window(self, service: int) -> Window:
         """What happened to `service` since the last call."""
-        entry = self._state.services[service]
-        output = int(entry["output_tokens"]) + loop.unseen_tokens(self._state, service, self.now_s)
+        entry = self._memory["services"][service]
+        output = int(entry["output_tokens"]) + loop.unseen_tokens(self._memory.root, service, self.now_s)
         now = (
             int(entry["arrived"]), int(entry["input_tokens"]), output, int(entry["finished"]), int(entry["shed"])
         )  # fmt: skip
@@ -188,16 +203,15 @@ class Engine:
     def replica_window(self, replica: int) -> ReplicaWindow:
         """What `replica` did since the last call for it."""
         if self._sums is None:
-            rows = np.zeros((self._replicas, 10))
-            loop.observe(self._state, self.now_s, rows)
+            rows = np.zeros((self._replicas, SUMS))
+            loop.observe(self._memory.root, self.now_s, rows)
             self._sums = rows.tolist()
         seen, now = self._seen[self._known(replica)], self._sums[replica]
         self._seen[replica] = _Seen(self.now_s, now)
         span_s = self.now_s - seen.at_s
-        tokens, token_s, seq_s, kv_s, prefill_s, prompts, prefills = (
-            a - b for a, b in zip(now[3:], seen.sums[3:], strict=True)
-        )
-        capacity = float(self._state.replicas["kv_capacity_tokens"][replica])
+        sums = (a - b for a, b in zip(now[3:], seen.sums[3:], strict=True))
+        tokens, token_s, seq_s, kv_s, prefill_s, prompts, prefills, steps = sums
+        capacity = float(self._memory["replicas"]["kv_capacity_tokens"][replica])
         return ReplicaWindow(
             running=int(now[0]),
             waiting=int(now[1]),
@@ -208,19 +222,20 @@ class Engine:
             mean_batch=seq_s / span_s if span_s else nan,
             mean_kv_tokens=kv_s / span_s if span_s else nan,
             samples=int(prefills),
+            steps=int(steps),
         )
 
     def totals(self, service: int) -> Totals:
         """What happened to `service` since the start."""
-        entry = self._state.services[service]
-        ttft, tpot = self._state.ttft_bins[service], self._state.tpot_bins[service]
+        entry = self._memory["services"][service]
+        ttft, tpot = self._memory["ttft_bins"][service], self._memory["tpot_bins"][service]
         names = ("requests", "finished", "met", "shed", "overflowed", "failed", "preemptions", "missed_ttft")
         counts = {name: int(entry[name]) for name in (*names, "missed_tpot", "missed_e2e", "input_tokens")}
         return Totals(
             **counts,
             in_flight=int(entry["queued"]) + int(entry["running"]),
             cold_start_misses=int(entry["cold_misses"]),
-            output_tokens=int(entry["output_tokens"]) + loop.unseen_tokens(self._state, service, self.now_s),
+            output_tokens=int(entry["output_tokens"]) + loop.unseen_tokens(self._memory.root, service, self.now_s),
             overflow_usd=float(entry["overflow_usd"]),
             ttft_s={f"p{p}": histogram.quantile(ttft, p / 100) for p in (50, 95, 99)},
             tpot_s={f"p{p}": histogram.quantile(tpot, p / 100) for p in (50, 95)},

@@ -7,6 +7,7 @@ all its requests have one priority and one time limit, so the first to start is 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from serve_apps import admission
 
@@ -14,18 +15,18 @@ from . import heaps
 from .ending import turn_away
 from .jit import jit
 from .replica import accept
-from .state import NONE, State
+from .state import NONE, load_at, load_items_at, load_place_at, replica_at, request_at, service_at, variant_at
 
 _verdict = jit(admission.verdict)
 _load = jit(admission.load)
 
 
 @jit
-def choose(state: State, service: int) -> int:
+def choose(state: Any, service: int) -> int:
     """The variant for the next request, as `admission.route` has it; NONE when no slot is free."""
     best, least = NONE, math.inf
-    for index in range(state.services[service].variants):
-        variant = state.variants[service, index]
+    for index in range(service_at(state, service).variants):
+        variant = variant_at(state, service * state.v + index)
         if variant.running < variant.slots:
             load = _load(variant.running, variant.replicas, variant.rps)
             if best == NONE or load < least:
@@ -34,24 +35,24 @@ def choose(state: State, service: int) -> int:
 
 
 @jit
-def dispatch(state: State, service: int, index: int, slot: int, now_s: float) -> None:
+def dispatch(state: Any, service: int, index: int, slot: int, now_s: float) -> None:
     """Start the request on the least loaded replica of variant `index`, which has a free slot; ties by number."""
-    variant = state.variants[service, index]
-    items = state.load_items[service, index]
+    variant = variant_at(state, service * state.v + index)
+    items = load_items_at(state, (service * state.v + index) * state.r)
     replica = items[0]
-    here = state.replicas[replica]
+    here = replica_at(state, replica)
     here.in_flight += 1
     variant.running += 1
-    state.services[service].running += 1
-    state.load[replica] = here.in_flight / here.slots
-    heaps.down(items, state.load, state.load_place, variant.replicas, 0)
+    service_at(state, service).running += 1
+    load_at(state, 0)[replica] = here.in_flight / here.slots
+    heaps.down(items, load_at(state, 0), load_place_at(state, 0), variant.replicas, 0)
     accept(state, replica, slot, now_s)
 
 
 @jit
-def arrive(state: State, service: int, slot: int, now_s: float) -> None:
+def arrive(state: Any, service: int, slot: int, now_s: float) -> None:
     """A request or call arrives at the gateway: it starts, waits or is turned away."""
-    entry, request = state.services[service], state.requests[slot]
+    entry, request = service_at(state, service), request_at(state, slot)
     entry.arrived += 1
     entry.requests += 1
     entry.input_tokens += request.input
@@ -74,40 +75,40 @@ def arrive(state: State, service: int, slot: int, now_s: float) -> None:
 
 
 @jit
-def _any_replica(state: State, service: int) -> bool:
-    for index in range(state.services[service].variants):
-        if state.variants[service, index].replicas > 0:
+def _any_replica(state: Any, service: int) -> bool:
+    for index in range(service_at(state, service).variants):
+        if variant_at(state, service * state.v + index).replicas > 0:
             return True
     return False
 
 
 @jit
-def enqueue(state: State, service: int, slot: int) -> None:
+def enqueue(state: Any, service: int, slot: int) -> None:
     """Put the request into the queue: behind all who arrived at the gateway no later."""
-    entry, request = state.services[service], state.requests[slot]
+    entry, request = service_at(state, service), request_at(state, slot)
     if entry.coming > 0:
         request.cold = 1
     before, after = entry.queue_tail, NONE
-    if before != NONE and state.requests[before].arrived_s > request.arrived_s:
+    if before != NONE and request_at(state, before).arrived_s > request.arrived_s:
         # Only what a removed replica gives back arrived earlier than others: its place is near the front.
         before, after = NONE, entry.queue_head
-        while state.requests[after].arrived_s <= request.arrived_s:
-            before, after = after, state.requests[after].next
+        while request_at(state, after).arrived_s <= request.arrived_s:
+            before, after = after, request_at(state, after).next
     request.next = after
     if before == NONE:
         entry.queue_head = slot
     else:
-        state.requests[before].next = slot
+        request_at(state, before).next = slot
     if after == NONE:
         entry.queue_tail = slot
     entry.queued += 1
 
 
 @jit
-def _dequeue(state: State, service: int) -> int:
-    entry = state.services[service]
+def _dequeue(state: Any, service: int) -> int:
+    entry = service_at(state, service)
     slot = entry.queue_head
-    entry.queue_head = state.requests[slot].next
+    entry.queue_head = request_at(state, slot).next
     if entry.queue_head == NONE:
         entry.queue_tail = NONE
     entry.queued -= 1
@@ -115,9 +116,9 @@ def _dequeue(state: State, service: int) -> int:
 
 
 @jit
-def pump(state: State, service: int, now_s: float) -> None:
+def pump(state: Any, service: int, now_s: float) -> None:
     """Hand free slots to those who wait, in order."""
-    entry = state.services[service]
+    entry = service_at(state, service)
     while entry.queued > 0:
         index = choose(state, service)
         if index == NONE:
@@ -126,16 +127,16 @@ def pump(state: State, service: int, now_s: float) -> None:
 
 
 @jit
-def expiry_s(state: State, service: int) -> float:
+def expiry_s(state: Any, service: int) -> float:
     """When the time of the first in the queue is up; inf with an empty queue."""
-    entry = state.services[service]
+    entry = service_at(state, service)
     if entry.queued == 0:
         return math.inf
-    return state.requests[entry.queue_head].arrived_s + entry.timeout_s
+    return request_at(state, entry.queue_head).arrived_s + entry.timeout_s
 
 
 @jit
-def expire(state: State, service: int, now_s: float) -> None:
+def expire(state: Any, service: int, now_s: float) -> None:
     """Turn away all in the queue whose time is up."""
     while expiry_s(state, service) <= now_s:
         turn_away(state, service, _dequeue(state, service), now_s)

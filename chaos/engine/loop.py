@@ -16,21 +16,44 @@ from .jit import jit
 from .law import steps_until, stretch_s
 from .replica import end_step, start_step
 from .spec import F8, I4
-from .state import ABSENT, DRAINING, IDLE, NONE, READY, STRETCH, State
+from .state import (
+    ABSENT,
+    DRAINING,
+    IDLE,
+    NONE,
+    READY,
+    STRETCH,
+    call_items_at,
+    call_place_at,
+    call_s_at,
+    event_items_at,
+    event_place_at,
+    event_s_at,
+    free_at,
+    load_at,
+    load_items_at,
+    load_place_at,
+    replica_at,
+    request_at,
+    service_at,
+    task_calls_at,
+    variant_at,
+)
 
 
 @jit
 def advance(
-    state: State, service: int, until_s: float, at_s: F8, inputs: I4, outputs: I4, prefixes: I4, tasks: I4
+    root: Any, service: int, until_s: float, at_s: F8, inputs: I4, outputs: I4, prefixes: I4, tasks: I4
 ) -> None:
     """Run all events of `service` up to `until_s`, with these arrivals. The pool has a free slot for each of them."""
-    entry = state.services[service]
-    events, calls = state.event_items[service], state.call_items[service]
+    state = root[0]
+    entry = service_at(state, service)
+    events, calls = event_items_at(state, service * state.r), call_items_at(state, service * state.p)
     count, coming = 0, at_s.size
     while True:
         arrival_s = at_s[count] if count < coming else math.inf
-        call_s = state.call_s[calls[0]] if entry.thinking > 0 else math.inf
-        event_s = state.event_s[events[0]] if entry.replicas > 0 else math.inf
+        call_s = call_s_at(state, 0)[calls[0]] if entry.thinking > 0 else math.inf
+        event_s = event_s_at(state, 0)[events[0]] if entry.replicas > 0 else math.inf
         over_s = expiry_s(state, service)
         if arrival_s <= call_s and arrival_s <= event_s and arrival_s <= over_s:
             if arrival_s > until_s:
@@ -42,7 +65,7 @@ def advance(
             if call_s > until_s:
                 return
             slot = calls[0]
-            heaps.discard(calls, state.call_s, state.call_place, entry.thinking, slot)
+            heaps.discard(calls, call_s_at(state, 0), call_place_at(state, 0), entry.thinking, slot)
             entry.thinking -= 1
             arrive(state, service, slot, call_s)
         elif event_s <= over_s:
@@ -59,10 +82,10 @@ def advance(
 
 
 @jit
-def _new(state: State, service: int, tokens: int, output: int, prefix: int, task: int) -> int:
-    state.free_count[0] -= 1
-    slot = state.free[state.free_count[0]]
-    request = state.requests[slot]
+def _new(state: Any, service: int, tokens: int, output: int, prefix: int, task: int) -> int:
+    state.free_count -= 1
+    slot = free_at(state, 0)[state.free_count]
+    request = request_at(state, slot)
     request.input = tokens
     request.output = output
     request.prefix = prefix
@@ -70,38 +93,48 @@ def _new(state: State, service: int, tokens: int, output: int, prefix: int, task
         request.task = NONE
         request.calls_left = 0
     else:
-        request.task = task + state.services[service].task_base
-        request.calls_left = state.task_calls[request.task] - 1
+        request.task = task + service_at(state, service).task_base
+        request.calls_left = task_calls_at(state, 0)[request.task] - 1
     return slot
 
 
 @jit
-def add(state: State, replica: int, now_s: float) -> None:
+def add(root: Any, replica: int, now_s: float) -> None:
     """Take a replica, whose record is filled in, into service."""
-    here = state.replicas[replica]
-    entry, variant = state.services[here.service], state.variants[here.service, here.variant]
+    state = root[0]
+    here = replica_at(state, replica)
+    entry, variant = service_at(state, here.service), variant_at(state, here.service * state.v + here.variant)
     here.state = READY
     here.kind = IDLE
     here.run_head = here.run_tail = here.prefilling = here.wait_head = here.wait_tail = NONE
-    items = state.event_items[here.service]
-    heaps.insert(items, state.event_s, state.event_place, entry.replicas, replica, math.inf)
+    items = event_items_at(state, here.service * state.r)
+    heaps.insert(items, event_s_at(state, 0), event_place_at(state, 0), entry.replicas, replica, math.inf)
     entry.replicas += 1
-    items = state.load_items[here.service, here.variant]
-    heaps.insert(items, state.load, state.load_place, variant.replicas, replica, 0.0)
+    items = load_items_at(state, (here.service * state.v + here.variant) * state.r)
+    heaps.insert(items, load_at(state, 0), load_place_at(state, 0), variant.replicas, replica, 0.0)
     variant.replicas += 1
     variant.slots += here.slots
     pump(state, here.service, now_s)
 
 
 @jit
-def drain(state: State, replica: int) -> None:
+def settle(root: Any, service: int, now_s: float) -> None:
+    """After limits changed: start who may start, turn away whose time is up."""
+    state = root[0]
+    pump(state, service, now_s)
+    expire(state, service, now_s)
+
+
+@jit
+def drain(root: Any, replica: int) -> None:
     """Send the replica nothing more; no-op when it is draining."""
-    here = state.replicas[replica]
+    state = root[0]
+    here = replica_at(state, replica)
     if here.state != READY:
         return
-    variant = state.variants[here.service, here.variant]
-    items = state.load_items[here.service, here.variant]
-    heaps.discard(items, state.load, state.load_place, variant.replicas, replica)
+    variant = variant_at(state, here.service * state.v + here.variant)
+    items = load_items_at(state, (here.service * state.v + here.variant) * state.r)
+    heaps.discard(items, load_at(state, 0), load_place_at(state, 0), variant.replicas, replica)
     variant.replicas -= 1
     variant.slots -= here.slots
     variant.running -= here.in_flight
@@ -109,38 +142,56 @@ def drain(state: State, replica: int) -> None:
 
 
 @jit
-def remove(state: State, replica: int, now_s: float) -> None:
+def remove(root: Any, replica: int, now_s: float) -> None:
     """Take the replica away: requests without a token wait at the gateway again, those with tokens fail."""
-    drain(state, replica)
-    here = state.replicas[replica]
+    state = root[0]
+    drain(root, replica)
+    here = replica_at(state, replica)
     service = here.service
-    entry = state.services[service]
-    heaps.discard(state.event_items[service], state.event_s, state.event_place, entry.replicas, replica)
+    entry = service_at(state, service)
+    items = event_items_at(state, service * state.r)
+    heaps.discard(items, event_s_at(state, 0), event_place_at(state, 0), entry.replicas, replica)
     entry.replicas -= 1
     entry.running -= here.in_flight
     here.state = ABSENT
     for head in (here.run_head, here.wait_head):
         slot = head
         while slot != NONE:
-            following = state.requests[slot].next
-            if state.requests[slot].first_s < 0.0:
+            following = request_at(state, slot).next
+            if request_at(state, slot).first_s < 0.0:
                 enqueue(state, service, slot)
             else:
                 lose(state, service, slot, True)
             slot = following
-    pump(state, service, now_s)
-    expire(state, service, now_s)
+    settle(root, service, now_s)
 
 
 @jit
-def mark_cold(state: State, service: int, coming: int) -> None:
+def set_slots(root: Any, replica: int, slots: int) -> None:
+    """Let the gateway send the replica `slots` requests at once."""
+    state = root[0]
+    here = replica_at(state, replica)
+    before, here.slots = here.slots, slots
+    if here.state == READY:
+        index = here.service * state.v + here.variant
+        variant = variant_at(state, index)
+        variant.slots += slots - before
+        items = load_items_at(state, index * state.r)
+        heaps.rekey(
+            items, load_at(state, 0), load_place_at(state, 0), variant.replicas, replica, here.in_flight / slots
+        )
+
+
+@jit
+def mark_cold(root: Any, service: int, coming: int) -> None:
     """From now on `coming` replicas are on their way; who waits in the gateway now or later waits for them."""
-    entry = state.services[service]
+    state = root[0]
+    entry = service_at(state, service)
     if coming > 0 and entry.coming == 0:
         slot = entry.queue_head
         while entry.queued > 0 and slot != NONE:
-            state.requests[slot].cold = 1
-            slot = state.requests[slot].next
+            request_at(state, slot).cold = 1
+            slot = request_at(state, slot).next
     entry.coming = coming
 
 
@@ -155,14 +206,15 @@ def _steps_done(here: Any, now_s: float) -> int:
 
 
 @jit
-def observe(state: State, now_s: float, rows: Any) -> None:
-    """Write each replica's sums up to `now_s`, the steps under way included, to its row of `rows` [R, 10].
+def observe(root: Any, now_s: float, rows: Any) -> None:
+    """Write each replica's sums up to `now_s`, the steps under way included, to its row of `rows` [R, 11].
 
     Columns: sequences running, waiting, KV tokens (these three now); tokens decoded, Σ step duration × sequences
-    decoding, ∫ running, ∫ KV tokens; Σ prefill seconds, Σ their prompt tokens, prefills. Changes nothing else.
+    decoding, ∫ running, ∫ KV tokens; Σ prefill seconds, Σ their prompt tokens, prefills; steps. Changes nothing else.
     """
+    state = root[0]
     for replica in range(len(rows)):
-        here, row = state.replicas[replica], rows[replica]
+        here, row = replica_at(state, replica), rows[replica]
         if here.state == ABSENT:
             continue
         steps = _steps_done(here, now_s)
@@ -174,13 +226,15 @@ def observe(state: State, now_s: float, rows: Any) -> None:
         row[5] = here.seq_s + here.running * span_s
         row[6] = here.kv_s + 0.5 * (here.kv + kv) * span_s
         row[7], row[8], row[9] = here.prefill_s, here.prefill_tokens, here.prefills
+        row[10] = here.v + steps
 
 
 @jit
-def unseen_tokens(state: State, service: int, now_s: float) -> int:
+def unseen_tokens(root: Any, service: int, now_s: float) -> int:
     """Tokens that the replicas' stretches under way have given by `now_s` and that are not counted yet."""
+    state = root[0]
     total = 0
-    for index in range(state.services[service].replicas):
-        here = state.replicas[state.event_items[service, index]]
+    for index in range(service_at(state, service).replicas):
+        here = replica_at(state, event_items_at(state, service * state.r)[index])
         total += here.decoding * _steps_done(here, now_s)
     return total

@@ -16,23 +16,38 @@ from . import heaps
 from .ending import finish, give_back, lose
 from .jit import jit
 from .law import begin_stretch, decode_step_s, steps_until, stretch_s
-from .state import IDLE, MIXED, NONE, SLOT_BITS, START, STRETCH, State
+from .state import (
+    IDLE,
+    MIXED,
+    NONE,
+    SLOT_BITS,
+    START,
+    STRETCH,
+    event_items_at,
+    event_place_at,
+    event_s_at,
+    finishes_at,
+    replica_at,
+    request_at,
+    service_at,
+)
 
 SLOT_MASK = (1 << SLOT_BITS) - 1
 
 
 @jit
-def schedule(state: State, replica: int, at_s: float) -> None:
+def schedule(state: Any, replica: int, at_s: float) -> None:
     """The replica's next event is at `at_s` (inf: none)."""
-    service = state.replicas[replica].service
-    count = state.services[service].replicas
-    heaps.rekey(state.event_items[service], state.event_s, state.event_place, count, replica, at_s)
+    service = replica_at(state, replica).service
+    count = service_at(state, service).replicas
+    items = event_items_at(state, service * state.r)
+    heaps.rekey(items, event_s_at(state, 0), event_place_at(state, 0), count, replica, at_s)
 
 
 @jit
-def accept(state: State, replica: int, slot: int, now_s: float) -> None:
+def accept(state: Any, replica: int, slot: int, now_s: float) -> None:
     """A request arrives at the replica; one that can never fit fails. It is considered when the next step begins."""
-    here, request = state.replicas[replica], state.requests[slot]
+    here, request = replica_at(state, replica), request_at(state, slot)
     request.replica = replica
     longest = min(here.max_model_len, here.kv_capacity_tokens)
     if request.input + 1 > longest:
@@ -54,20 +69,20 @@ def accept(state: State, replica: int, slot: int, now_s: float) -> None:
 
 
 @jit
-def _wait_last(state: State, here: Any, slot: int) -> None:
-    state.requests[slot].next = NONE
+def _wait_last(state: Any, here: Any, slot: int) -> None:
+    request_at(state, slot).next = NONE
     if here.wait_tail == NONE:
         here.wait_head = slot
     else:
-        state.requests[here.wait_tail].next = slot
+        request_at(state, here.wait_tail).next = slot
     here.wait_tail = slot
     here.waiting += 1
 
 
 @jit
-def start_step(state: State, replica: int, now_s: float) -> None:
+def start_step(state: Any, replica: int, now_s: float) -> None:
     """Decide who takes part from now on, and until when nothing changes."""
-    here = state.replicas[replica]
+    here = replica_at(state, replica)
     preempted = _make_room(state, replica)
     if not preempted:
         _admit(state, here, now_s)
@@ -78,7 +93,7 @@ def start_step(state: State, replica: int, now_s: float) -> None:
     elif here.decoding > 0:
         here.kind = STRETCH
         begin_stretch(here, now_s)
-        here.steps = 1 if preempted else _steps_alike(here, state.finishes[replica, 0])
+        here.steps = 1 if preempted else _steps_alike(here, finishes_at(state, replica * state.b)[0])
         schedule(state, replica, now_s + stretch_s(here, here.steps))
     else:
         here.kind = IDLE
@@ -96,15 +111,15 @@ def _steps_alike(here: Any, first_finish: int) -> int:
 
 
 @jit
-def _make_room(state: State, replica: int) -> bool:
+def _make_room(state: Any, replica: int) -> bool:
     """Preempt the last in rank until all who run can grow by a token; whether any was."""
-    here = state.replicas[replica]
+    here = replica_at(state, replica)
     preempted = False
     while here.kv + here.running > here.kv_capacity_tokens and here.running > 1:
         slot = here.run_tail
-        request = state.requests[slot]
+        request = request_at(state, slot)
         if here.prefilling == NONE:
-            heaps.erase(state.finishes[replica], here.decoding, (request.finish_v << SLOT_BITS) | slot)
+            heaps.erase(finishes_at(state, replica * state.b), here.decoding, (request.finish_v << SLOT_BITS) | slot)
             request.done = request.target - (request.finish_v - here.v)
             here.decoding -= 1
             here.kv_decoding -= request.input + request.done
@@ -114,14 +129,14 @@ def _make_room(state: State, replica: int) -> bool:
         here.running -= 1
         unlink(state, here, slot)
         _wait_first(state, here, slot)
-        state.services[here.service].preemptions += 1
+        service_at(state, here.service).preemptions += 1
         preempted = True
     return preempted
 
 
 @jit
-def _wait_first(state: State, here: Any, slot: int) -> None:
-    state.requests[slot].next = here.wait_head
+def _wait_first(state: Any, here: Any, slot: int) -> None:
+    request_at(state, slot).next = here.wait_head
     here.wait_head = slot
     if here.wait_tail == NONE:
         here.wait_tail = slot
@@ -129,25 +144,25 @@ def _wait_first(state: State, here: Any, slot: int) -> None:
 
 
 @jit
-def unlink(state: State, here: Any, slot: int) -> None:
+def unlink(state: Any, here: Any, slot: int) -> None:
     """Take `slot` out of the chain of running requests."""
-    request = state.requests[slot]
+    request = request_at(state, slot)
     if request.prev == NONE:
         here.run_head = request.next
     else:
-        state.requests[request.prev].next = request.next
+        request_at(state, request.prev).next = request.next
     if request.next == NONE:
         here.run_tail = request.prev
     else:
-        state.requests[request.next].prev = request.prev
+        request_at(state, request.next).prev = request.prev
 
 
 @jit
-def _admit(state: State, here: Any, now_s: float) -> None:
+def _admit(state: Any, here: Any, now_s: float) -> None:
     held = here.kv + here.running
     while here.waiting > 0 and here.running < here.max_num_seqs:
         slot = here.wait_head
-        request = state.requests[slot]
+        request = request_at(state, slot)
         kv = request.input + request.done
         if held + kv + 1 > here.kv_capacity_tokens:
             return
@@ -164,14 +179,14 @@ def _admit(state: State, here: Any, now_s: float) -> None:
 
 
 @jit
-def _run_last(state: State, here: Any, slot: int) -> None:
-    request = state.requests[slot]
+def _run_last(state: Any, here: Any, slot: int) -> None:
+    request = request_at(state, slot)
     request.prev = here.run_tail
     request.next = NONE
     if here.run_tail == NONE:
         here.run_head = slot
     else:
-        state.requests[here.run_tail].next = slot
+        request_at(state, here.run_tail).next = slot
     here.run_tail = slot
     here.running += 1
     if here.prefilling == NONE:
@@ -185,13 +200,13 @@ def unfilled(request: Any) -> int:
 
 
 @jit
-def _mixed_s(state: State, here: Any) -> float:
+def _mixed_s(state: Any, here: Any) -> float:
     """Seconds of a step with prefill: each prompt in rank gets what is left of the budget."""
     budget = STEP_TOKENS - here.decoding
     tokens = begun = 0
     slot = here.prefilling
     while slot != NONE and budget > 0:
-        request = state.requests[slot]
+        request = request_at(state, slot)
         chunk = min(request.to_prefill, budget)
         begun += request.to_prefill == unfilled(request)
         tokens += chunk
@@ -204,9 +219,9 @@ def _mixed_s(state: State, here: Any) -> float:
 
 
 @jit
-def end_step(state: State, replica: int, now_s: float) -> None:
+def end_step(state: Any, replica: int, now_s: float) -> None:
     """The steps under way are done: tokens are given, requests that have all of theirs end."""
-    here = state.replicas[replica]
+    here = replica_at(state, replica)
     if here.kind == START:
         return
     mixed = here.kind == MIXED
@@ -217,13 +232,13 @@ def end_step(state: State, replica: int, now_s: float) -> None:
     here.kv += decoding * steps
     here.kv_decoding += decoding * steps
     here.tokens += decoding * steps
-    state.services[here.service].output_tokens += decoding * steps
-    heap = state.finishes[replica]
+    service_at(state, here.service).output_tokens += decoding * steps
+    heap = finishes_at(state, replica * state.b)
     while here.decoding > 0 and heap[0] >> SLOT_BITS <= here.v:
         slot = heap[0] & SLOT_MASK
         heaps.pop(heap, here.decoding)
         here.decoding -= 1
-        request = state.requests[slot]
+        request = request_at(state, slot)
         here.kv_decoding -= request.input + request.target
         _leave(state, here, slot, now_s)
     if mixed:
@@ -239,8 +254,8 @@ def account(here: Any, steps: int, span_s: float) -> None:
 
 
 @jit
-def _leave(state: State, here: Any, slot: int, now_s: float) -> None:
-    request = state.requests[slot]
+def _leave(state: Any, here: Any, slot: int, now_s: float) -> None:
+    request = request_at(state, slot)
     here.kv -= request.input + request.target
     here.running -= 1
     unlink(state, here, slot)
@@ -248,12 +263,12 @@ def _leave(state: State, here: Any, slot: int, now_s: float) -> None:
 
 
 @jit
-def _end_chunks(state: State, replica: int, budget: int, now_s: float) -> None:
+def _end_chunks(state: Any, replica: int, budget: int, now_s: float) -> None:
     """The prompts' chunks are done; a prompt that is complete gives the request a token and lets it decode."""
-    here = state.replicas[replica]
+    here = replica_at(state, replica)
     while here.prefilling != NONE and budget > 0:
         slot = here.prefilling
-        request = state.requests[slot]
+        request = request_at(state, slot)
         chunk = min(request.to_prefill, budget)
         budget -= chunk
         request.to_prefill -= chunk
@@ -264,11 +279,11 @@ def _end_chunks(state: State, replica: int, budget: int, now_s: float) -> None:
 
 
 @jit
-def _first_token(state: State, replica: int, slot: int, now_s: float) -> None:
-    here, request = state.replicas[replica], state.requests[slot]
+def _first_token(state: Any, replica: int, slot: int, now_s: float) -> None:
+    here, request = replica_at(state, replica), request_at(state, slot)
     request.done += 1
     here.kv += 1
-    state.services[here.service].output_tokens += 1
+    service_at(state, here.service).output_tokens += 1
     if request.first_s < 0.0:
         request.first_s = now_s
         here.prefill_s += now_s - request.admitted_s
@@ -278,6 +293,6 @@ def _first_token(state: State, replica: int, slot: int, now_s: float) -> None:
         _leave(state, here, slot, now_s)
         return
     request.finish_v = here.v + request.target - request.done
-    heaps.push(state.finishes[replica], here.decoding, (request.finish_v << SLOT_BITS) | slot)
+    heaps.push(finishes_at(state, replica * state.b), here.decoding, (request.finish_v << SLOT_BITS) | slot)
     here.decoding += 1
     here.kv_decoding += request.input + request.done

@@ -50,6 +50,17 @@ class RequestBatch:
     prefix_tokens: I4
     task: I4
 
+    def part(self, low: int, high: int) -> RequestBatch:
+        """Rows `low` (included) to `high` (excluded), without a copy."""
+        rows = slice(low, high)
+        return RequestBatch(
+            at_s=self.at_s[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            prefix_tokens=self.prefix_tokens[rows],
+            task=self.task[rows],
+        )
+
 
 class Arrivals(Protocol):
     """A stream of requests. `tasks` stays the same for the whole run."""
@@ -110,7 +121,7 @@ class ReplicaWindow:
     Now: `running` and `waiting` sequences and `kv_fraction` of the KV cache. Means over the window, nan where nothing
     happened: `tpot_s` per token of decoding sequences, `prefill_s` from the engine's admission to the first token and
     `input_tokens` over the `samples` requests whose prefill ended, `mean_batch` sequences and `mean_kv_tokens` over
-    time (idle time included).
+    time (idle time included). `steps` the engine made.
     """
 
     running: int
@@ -122,6 +133,7 @@ class ReplicaWindow:
     mean_batch: float
     mean_kv_tokens: float
     samples: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,14 @@ them.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serve_apps.timing import Timing
+
+from .pointers import record_at, vector_at
 
 NONE = -1
 ABSENT, READY, DRAINING = 0, 1, 2  # replica.state
@@ -126,94 +128,97 @@ SERVICE = np.dtype(
 )
 
 
-class State(NamedTuple):
-    """All arrays. S services, V variants a service, R replicas, B sequences a replica, P requests in flight."""
+# Every array, by name: its element and its axes. s services, v variants a service, r replicas, b sequences a replica,
+# p requests in flight, t tasks, h bins of a histogram.
+_F8, _I4, _I8 = np.dtype("f8"), np.dtype("i4"), np.dtype("i8")
+ARRAYS: dict[str, tuple[np.dtype[Any], str]] = {
+    "requests": (REQUEST, "p"),
+    "free": (_I4, "p"),  # unused slots, a stack
+    "replicas": (REPLICA, "r"),
+    "variants": (VARIANT, "sv"),
+    "services": (SERVICE, "s"),
+    "finishes": (_I8, "rb"),  # packed heaps of finish_v and slot
+    "event_s": (_F8, "r"),  # a replica's next event
+    "event_items": (_I4, "sr"),  # indexed heaps of replicas by it
+    "event_place": (_I4, "r"),
+    "load": (_F8, "r"),  # requests in flight per slot
+    "load_items": (_I4, "svr"),  # indexed heaps of ready replicas by it
+    "load_place": (_I4, "r"),
+    "call_s": (_F8, "p"),  # when a call that is to come arrives
+    "call_items": (_I4, "sp"),  # indexed heaps of requests by it
+    "call_place": (_I4, "p"),
+    "task_calls": (_I4, "t"),
+    "task_think_s": (_F8, "t"),
+    "task_grow": (_I4, "t"),
+    "ttft_bins": (_I8, "sh"),
+    "tpot_bins": (_I8, "sh"),
+}
+# What compiled functions are given, named `state`: the arrays' addresses, the lengths of axes, and a stack's height.
+ROOT = np.dtype([*((name, "i8") for name in ARRAYS), ("s", "i8"), ("v", "i8"), ("r", "i8"), ("b", "i8"), ("p", "i8"),
+                 ("t", "i8"), ("h", "i8"), ("free_count", "i8")])  # fmt: skip
 
-    requests: NDArray[Any]  # [P] REQUEST
-    free: NDArray[Any]  # [P] unused slots, a stack
-    free_count: NDArray[Any]  # [1]
-    replicas: NDArray[Any]  # [R] REPLICA
-    variants: NDArray[Any]  # [S, V] VARIANT
-    services: NDArray[Any]  # [S] SERVICE
-    finishes: NDArray[Any]  # [R, B] packed heaps of finish_v and slot
-    event_s: NDArray[Any]  # [R] a replica's next event
-    event_items: NDArray[Any]  # [S, R] indexed heaps of replicas by it
-    event_place: NDArray[Any]  # [R]
-    load: NDArray[Any]  # [R] requests in flight per slot
-    load_items: NDArray[Any]  # [S, V, R] indexed heaps of ready replicas by it
-    load_place: NDArray[Any]  # [R]
-    call_s: NDArray[Any]  # [P] when a call that is to come arrives
-    call_items: NDArray[Any]  # [S, P] indexed heaps of requests by it
-    call_place: NDArray[Any]  # [P]
-    task_calls: NDArray[Any]
-    task_think_s: NDArray[Any]
-    task_grow: NDArray[Any]
-    ttft_bins: NDArray[Any]  # [S, bins]
-    tpot_bins: NDArray[Any]  # [S, bins]
-
-
+request_at = record_at(ROOT, "requests", REQUEST)
+replica_at = record_at(ROOT, "replicas", REPLICA)
+service_at = record_at(ROOT, "services", SERVICE)
+variant_at = record_at(ROOT, "variants", VARIANT)
+finishes_at = vector_at(ROOT, "finishes", _I8)
+ttft_bins_at, tpot_bins_at = vector_at(ROOT, "ttft_bins", _I8), vector_at(ROOT, "tpot_bins", _I8)
+free_at = vector_at(ROOT, "free", _I4)
+event_items_at, load_items_at = vector_at(ROOT, "event_items", _I4), vector_at(ROOT, "load_items", _I4)
+call_items_at = vector_at(ROOT, "call_items", _I4)
+event_s_at, load_at, call_s_at = (vector_at(ROOT, name, _F8) for name in ("event_s", "load", "call_s"))
+event_place_at, load_place_at, call_place_at = (
+    vector_at(ROOT, name, _I4) for name in ("event_place", "load_place", "call_place")
+)
+task_calls_at, task_grow_at = vector_at(ROOT, "task_calls", _I4), vector_at(ROOT, "task_grow", _I4)
+task_think_s_at = vector_at(ROOT, "task_think_s", _F8)
 SLOT_BITS = 24  # of a packed finish: at most 2**24 requests in flight
-_REQUEST_AXES = {"requests": 0, "free": 0, "call_s": 0, "call_items": 1, "call_place": 0}
-_REPLICA_AXES = {
-    "replicas": 0, "finishes": 0, "event_s": 0, "event_items": 1, "event_place": 0, "load": 0, "load_items": 2,
-    "load_place": 0,
-}  # fmt: skip
-_VARIANT_AXES = {"variants": 1, "load_items": 1}
-_BATCH_AXES = {"finishes": 1}
 
 
-def empty(services: int, bins: int) -> State:
-    """A state without replicas, requests and tasks."""
-    f8, i4, i8 = np.float64, np.int32, np.int64
-    return State(
-        requests=np.zeros(0, REQUEST), free=np.zeros(0, i4), free_count=np.zeros(1, i8),
-        replicas=np.zeros(0, REPLICA), variants=np.zeros((services, 1), VARIANT), services=np.zeros(services, SERVICE),
-        finishes=np.zeros((0, 1), i8),
-        event_s=np.zeros(0, f8), event_items=np.zeros((services, 0), i4), event_place=np.zeros(0, i4),
-        load=np.zeros(0, f8), load_items=np.zeros((services, 1, 0), i4), load_place=np.zeros(0, i4),
-        call_s=np.zeros(0, f8), call_items=np.zeros((services, 0), i4), call_place=np.zeros(0, i4),
-        task_calls=np.zeros(0, i4), task_think_s=np.zeros(0, f8), task_grow=np.zeros(0, i4),
-        ttft_bins=np.zeros((services, bins), i8), tpot_bins=np.zeros((services, bins), i8),
-    )  # fmt: skip
+class Memory:
+    """The arrays by name, and the root record that points at them. Arrays only ever grow."""
 
+    def __init__(self, services: int, bins: int) -> None:
+        self.root = np.zeros(1, ROOT)
+        self._lengths = dict.fromkeys("svrbpth", 0) | {"s": services, "h": bins}
+        self.arrays = {name: np.zeros(self._shape(axes), dtype) for name, (dtype, axes) in ARRAYS.items()}
+        self._bind()
 
-def with_requests(state: State, more: int) -> State:
-    """`state` with at least `more` free slots in the pool."""
-    have, free = len(state.requests), int(state.free_count[0])
-    if free >= more:
-        return state
-    size = max(2 * have, have + more - free, 1024)
-    if size >= 1 << SLOT_BITS:
-        raise MemoryError(f"more than {1 << SLOT_BITS:,} requests in flight: bound the queues of the services")
-    grown = _grown(state, _REQUEST_AXES, size)
-    grown.free[free : free + size - have] = np.arange(size - 1, have - 1, -1, dtype=np.int32)
-    grown.free_count[0] += size - have
-    return grown
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.arrays[name]
 
+    def need(self, **lengths: int) -> None:
+        """Make room for at least so many variants (`v`), replicas (`r`), sequences (`b`) or tasks (`t`)."""
+        longer = {axis: length for axis, length in lengths.items() if length > self._lengths[axis]}
+        if longer:
+            self._grow({axis: max(length, self._lengths[axis] * 2) for axis, length in longer.items()})
 
-def with_replicas(state: State, count: int) -> State:
-    """`state` with room for at least `count` replicas."""
-    have = len(state.replicas)
-    return state if have >= count else _grown(state, _REPLICA_AXES, max(2 * have, count, 16))
+    def need_free(self, count: int) -> None:
+        """Make room for at least `count` more requests. Raises MemoryError beyond 2**24 in flight."""
+        have, free = self._lengths["p"], int(self.root["free_count"][0])
+        if free >= count:
+            return
+        size = max(2 * have, have + count - free, 1024)
+        if size >= 1 << SLOT_BITS:
+            raise MemoryError(f"more than {1 << SLOT_BITS:,} requests in flight: bound the queues of the services")
+        self._grow({"p": size})
+        self["free"][free : free + size - have] = np.arange(size - 1, have - 1, -1, dtype=np.int32)
+        self.root["free_count"] += size - have
 
+    def _grow(self, lengths: dict[str, int]) -> None:
+        self._lengths |= lengths
+        for name, (dtype, axes) in ARRAYS.items():
+            if set(axes) & set(lengths):
+                old, new = self.arrays[name], np.zeros(self._shape(axes), dtype)
+                new[tuple(slice(0, length) for length in old.shape)] = old
+                self.arrays[name] = new
+        self._bind()
 
-def with_variants(state: State, count: int) -> State:
-    """`state` with room for at least `count` variants a service."""
-    return state if state.variants.shape[1] >= count else _grown(state, _VARIANT_AXES, count)
+    def _shape(self, axes: str) -> tuple[int, ...]:
+        return tuple(self._lengths[axis] for axis in axes)
 
-
-def with_batch(state: State, sequences: int) -> State:
-    """`state` with room for at least `sequences` sequences on a replica."""
-    return state if state.finishes.shape[1] >= sequences else _grown(state, _BATCH_AXES, sequences)
-
-
-def _grown(state: State, axes: dict[str, int], size: int) -> State:
-    return state._replace(**{name: _longer(getattr(state, name), axis, size) for name, axis in axes.items()})
-
-
-def _longer(array: NDArray[Any], axis: int, size: int) -> NDArray[Any]:
-    shape = list(array.shape)
-    shape[axis] = size
-    longer = np.zeros(shape, array.dtype)
-    longer[tuple(slice(0, length) for length in array.shape)] = array
-    return longer
+    def _bind(self) -> None:
+        for name, array in self.arrays.items():
+            self.root[name] = array.ctypes.data
+        for axis, length in self._lengths.items():
+            self.root[axis] = length
