@@ -38,12 +38,22 @@ def _lazy(module: str, attr: str) -> Factory:
     return factory
 
 
+def tuned(factory: Factory, multiplier: float) -> Factory:
+    """`factory` with its knob at `multiplier` × the default."""
+    return lambda scenario: factory({**scenario, "peer": {**(scenario.get("peer") or {}), "knob": multiplier}})
+
+
 PEERS: dict[str, Factory] = {
     "ray_serve": _lazy("pairs", "ray_serve"),
     "kpa": _lazy("pairs", "kpa"),
     "hpa": _lazy("pairs", "hpa"),
     "keda": _lazy("pairs", "keda"),
     "aibrix": _lazy("pairs", "aibrix"),
+    "wva": _lazy("pairs", "wva"),
+    "dynamo": _lazy("pairs", "dynamo"),
+    "skyserve": _lazy("pairs", "skyserve"),
+    "sageserve": _lazy("pairs", "sageserve"),
+    "sagemaker": _lazy("pairs", "sagemaker"),
     "static": _lazy("fixed", "static"),
     "trivial": _lazy("fixed", "trivial"),
 }
@@ -53,5 +63,10 @@ KNOBS: dict[str, Knob] = {
     "hpa": Knob("averageValue of requests in flight, share of the largest batch within the SLO", 0.7),
     "keda": Knob("threshold of waiting requests per replica", 5.0),
     "aibrix": Knob("targetValue of requests in flight, share of the largest batch within the SLO", 0.7),
+    "wva": Knob("scale-up threshold of tokens held (the scale-down threshold moves with it)", 0.85),
+    "dynamo": Knob("SLA-bounded engine rate and batch, share of the planned ones", 1.0),
+    "skyserve": Knob("target_qps_per_replica, share of the planned rate", 1.0),
+    "sageserve": Knob("rate that the program lets a replica carry, share of the planned one", 1.0),
+    "sagemaker": Knob("target of concurrent requests, share of the largest batch within the SLO", 0.7),
     "static": Knob("replicas", 1.0),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from .facts import Seen, Service
 from .layers import Karpenter
 from .packing import Answer
-from .pairs import Pair
+from .pairs import Peer, paired
 
 
 class Fixed:
@@ -25,7 +25,7 @@ class Fixed:
         return self._units
 
 
-def static(scenario: Mapping[str, Any]) -> Pair:
+def static(scenario: Mapping[str, Any]) -> Peer:
     """``scenario["peer"]["replicas"]``: units, one number or by service; without it max(1, floor) × knob, rounded."""
     stated = (scenario.get("peer") or {}).get("replicas")
 
@@ -34,7 +34,7 @@ def static(scenario: Mapping[str, Any]) -> Pair:
             return Fixed(max(service.floor, round(max(1, service.floor) * knob)))
         return Fixed(int(stated[service.key] if isinstance(stated, Mapping) else stated))
 
-    return Pair(scenario, rule, Karpenter)
+    return paired(scenario, rule, Karpenter)
 
 
 class Trivial:

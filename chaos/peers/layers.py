@@ -6,10 +6,10 @@ Sources of the rules: docs/peers.md.
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 
 from .facts import EPSILON, Facts, Offering, Shape
-from .packing import Answer, Fleet, Want, price, refused_at_s
+from .packing import Answer, ByPrice, Fleet, Want, price, refused_at_s
 from .windows import Window
 
 KARPENTER_MEMORY_S = 180.0
@@ -17,19 +17,7 @@ RAY_RECOVERY_S = 600.0
 RAY_SAFETY_FLOOR_S = 10.0
 RAY_IDLE_S = 300.0
 
-Way = tuple[Shape, str]
-
-
-def by_price(fleet: Fleet, want: Want) -> list[Way]:
-    """Every way to serve `want`: reserved before spot before on-demand, then by price per unit, then by id."""
-
-    def key(way: Way) -> tuple[int, float, str]:
-        shape, place = way
-        offering = fleet.offerings[place]
-        usd_per_unit_h = price(fleet, offering) * shape.gpus * shape.nodes / offering.gpus / shape.units
-        return offering.rank, usd_per_unit_h, place
-
-    return sorted(((shape, place) for shape in want.shapes for place in shape.places), key=key)
+Pending = tuple[int, Shape]  # index of the want, and a variant of it
 
 
 class Karpenter:
@@ -40,6 +28,7 @@ class Karpenter:
 
     def __init__(self, facts: Facts) -> None:
         self._cells = {place: _cell(offering) for place, offering in facts.offerings.items()}
+        self._order = ByPrice()
 
     def place(self, now_s: float, fleet: Fleet, wants: list[Want]) -> Answer:
         """One pass over `wants`, in their order."""
@@ -47,12 +36,12 @@ class Karpenter:
             cell for place, cell in self._cells.items() if now_s - refused_at_s(fleet, place) < KARPENTER_MEMORY_S
         }
         for want in wants:
-            ways = by_price(fleet, want)
-            fleet.settle(want, ways)
+            ways = self._order.ways(fleet, want)
+            missing = fleet.settle(want, ways)
             for shape, place in ways:
                 offering = fleet.offerings[place]
-                if offering.sells(now_s) and self._cells[place] not in closed:
-                    fleet.fill(want, shape, place, offering.size)
+                if missing > EPSILON and offering.sells(now_s) and self._cells[place] not in closed:
+                    missing = fleet.fill(shape, place, offering.size, missing)
         return fleet.answer()
 
 
@@ -71,18 +60,17 @@ class RayV2:
         self._ready = dict.fromkeys(facts.offerings, 0)
         self._joined_at_s = dict.fromkeys(facts.offerings, -inf)
         self._used = {place: Window(RAY_IDLE_S) for place in facts.offerings}
+        self._order = ByPrice()
 
     def place(self, now_s: float, fleet: Fleet, wants: list[Want]) -> Answer:
-        """Existing nodes first, then new ones, one at a time, whichever scores best."""
+        """Existing nodes first, then new ones, whichever type scores best."""
         self._note_joined(now_s, fleet)
-        ways = [by_price(fleet, want) for want in wants]
-        for want, order in zip(wants, ways, strict=True):
-            fleet.settle(want, order)
-        while pending := self._pending(now_s, fleet, wants, ways):
-            place = max(pending, key=lambda place: self._rating(now_s, fleet, place, pending[place]))
-            limit = fleet.needed_with(pending[place][0][1], place)
-            for want, shape in pending[place]:
-                fleet.fill(want, shape, place, limit)
+        missing = [fleet.settle(want, self._order.ways(fleet, want)) for want in wants]
+        while pending := self._pending(now_s, fleet, wants, missing):
+            place = max(pending, key=lambda place: self._rating(now_s, fleet, place, pending[place], missing))
+            limit = self._limit(fleet, place, pending[place], missing)
+            for index, shape in pending[place]:
+                missing[index] = fleet.fill(shape, place, limit, missing[index])
         for place, used in self._used.items():
             used.add(now_s, fleet.needed(place))
         return fleet.answer({place: int(used.most) for place, used in self._used.items()})
@@ -102,29 +90,38 @@ class RayV2:
                 self._joined_at_s[place] = now_s
             self._ready[place] = ready
 
-    def _pending(
-        self, now_s: float, fleet: Fleet, wants: list[Want], ways: list[list[Way]]
-    ) -> dict[str, list[tuple[Want, Shape]]]:
+    def _pending(self, now_s: float, fleet: Fleet, wants: list[Want], missing: list[float]) -> dict[str, list[Pending]]:
         """By node type, in order of id: the missing replicas that one more node of it could take, heaviest first."""
-        found: dict[str, list[tuple[Want, Shape]]] = {}
-        for want, order in zip(wants, ways, strict=True):
-            if want.units - fleet.units(want) > EPSILON:
-                for shape, place in order:
-                    offering = fleet.offerings[place]
-                    if offering.sells(now_s) and fleet.needed_with(shape, place) <= offering.size:
-                        found.setdefault(place, []).append((want, shape))
+        found: dict[str, list[Pending]] = {}
+        for index, want in enumerate(wants):
+            if missing[index] > EPSILON:
+                for shape in want.shapes:
+                    for place in shape.places:
+                        offering = fleet.offerings[place]
+                        if offering.sells(now_s) and fleet.needed_with(shape, place) <= offering.size:
+                            found.setdefault(place, []).append((index, shape))
         return {place: sorted(found[place], key=lambda row: -row[1].gpus) for place in sorted(found)}
 
     def _rating(
-        self, now_s: float, fleet: Fleet, place: str, pending: list[tuple[Want, Shape]]
+        self, now_s: float, fleet: Fleet, place: str, pending: list[Pending], missing: list[float]
     ) -> tuple[float, float, int, float]:
         """GPUs × (share of them used)³ of one new node, then availability, then priority."""
         offering = fleet.offerings[place]
         free = offering.gpus
-        for want, shape in pending:
-            missing = (want.units - fleet.units(want)) / shape.units
-            fits = 1 if shape.nodes > 1 else int(-(-(missing - EPSILON) // 1))
-            free -= shape.gpus * min(fits, free // shape.gpus)
+        for index, shape in pending:
+            parts = 1 if shape.nodes > 1 else ceil(missing[index] / shape.units - EPSILON)
+            free -= shape.gpus * min(parts, free // shape.gpus)
         used = (offering.gpus - free) / offering.gpus
-        usd_per_gpu_h = price(fleet, offering) / offering.gpus
+        usd_per_gpu_h = price(fleet, place) / offering.gpus
         return offering.gpus * used**3, self.availability(now_s, fleet, place), -offering.rank, -usd_per_gpu_h
+
+    @staticmethod
+    def _limit(fleet: Fleet, place: str, pending: list[Pending], missing: list[float]) -> float:
+        """Instances to fill: one more node, or all those that one service fills whole (the choice would not change)."""
+        index, shape = pending[0]
+        offering = fleet.offerings[place]
+        least = fleet.needed_with(shape, place)
+        if len(pending) > 1 or shape.nodes > 1:
+            return least
+        whole = int((missing[index] / shape.units + EPSILON) // (offering.gpus // shape.gpus))
+        return min(offering.size, max(least, fleet.needed(place) + whole))

@@ -6,14 +6,15 @@ several nodes is placed whole or not at all. Nothing is remembered here: every t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .facts import EPSILON, PAID, Facts, Key, Offering, Seen, Service, Shape
+from .facts import EPSILON, PAID, Facts, Key, Seen, Service, Shape
 
 View = Mapping[str, Any]
 Answer = dict[str, dict[Any, int]]
+Way = tuple[Shape, str]  # a variant and an offering of its instance type
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +98,40 @@ class Fleet:
             for place in shape.places
         )
 
-    def fill(self, want: Want, shape: Shape, place: str, most: float) -> None:
-        """Add replicas of `shape` at `place` while units are missing and at most `most` instances hold them."""
-        missing = want.units - self.units(want)
+    def fill(self, shape: Shape, place: str, most: float, missing: float) -> float:
+        """Add replicas of `shape` at `place` while units are missing and at most `most` instances hold them.
+
+        Returns the units that are still missing.
+        """
         while missing > EPSILON and self.needed_with(shape, place) <= most:
             self.put(shape, place)
             missing -= shape.units
+        return missing
 
-    def settle(self, want: Want, order: Iterable[tuple[Shape, str]]) -> None:
-        """Dismiss what is not wanted, starting first, from the last of `order` on; then use the free room that runs."""
-        liked = list(order)
-        spare = self.units(want) - want.units
-        for starting in (True, False):
-            for shape, place in reversed(liked):
-                spare = self._dismiss(shape, place, spare, starting)
-        for shape, place in liked:
-            self.fill(want, shape, place, self.instances[place])
+    def settle(self, want: Want, ways: Sequence[Way]) -> float:
+        """Dismiss what is not wanted, starting first, from the last of `ways` on; then use the free room that runs.
+
+        Returns the units that are still missing.
+        """
+        missing = want.units - self.units(want)
+        if missing < -EPSILON:
+            for starting in (True, False):
+                for shape, place in reversed(ways):
+                    missing += self._dismiss(shape, place, -missing, starting)
+        for shape, place in ways:
+            if missing <= EPSILON:
+                break
+            missing = self.fill(shape, place, self.instances[place], missing)
+        return missing
 
     def _dismiss(self, shape: Shape, place: str, spare: float, starting: bool) -> float:
         key = (shape.service, shape.variant, place)
         count = self.replicas.get(key, 0)
-        go = min(
-            int((spare + EPSILON) / shape.units), count - min(count, self.ready.get(key, 0)) if starting else count
-        )
-        if go > 0:
+        kept = min(count, self.ready.get(key, 0)) if starting else 0
+        go = max(0, min(int((spare + EPSILON) / shape.units), count - kept))
+        if go:
             self.put(shape, place, -go)
-        return spare - max(0, go) * shape.units
+        return go * shape.units
 
     def answer(self, keep: Mapping[str, int] | None = None) -> Answer:
         """Instances that hold the replicas (at least `keep` of those that run), and the replicas themselves."""
@@ -165,12 +174,42 @@ def observe(facts: Facts, view: View, fleet: Fleet) -> dict[str, Seen]:
     return found
 
 
-def price(fleet: Fleet, offering: Offering) -> float:
+def price(fleet: Fleet, place: str) -> float:
     """What another instance costs, $/h: nothing where it is paid for anyway."""
-    return 0.0 if offering.market in PAID else float(fleet.rows[offering.id]["price_usd_per_h"])
+    return 0.0 if fleet.offerings[place].market in PAID else float(fleet.rows[place]["price_usd_per_h"])
+
+
+def usd_per_h(fleet: Fleet, shape: Shape, place: str) -> float:
+    """What another replica costs, $/h: its share of its instances."""
+    return price(fleet, place) * shape.gpus * shape.nodes / fleet.offerings[place].gpus
 
 
 def refused_at_s(fleet: Fleet, place: str) -> float:
     """When the offering last refused, minus infinity if never."""
     refusal = fleet.rows[place]["last_refusal"]
     return float("-inf") if refusal is None else float(refusal["at_s"])
+
+
+class ByPrice:
+    """Every way to serve a want: reserved before spot before on-demand, then by price per unit, then by id.
+
+    Remembered while no price changes.
+    """
+
+    def __init__(self) -> None:
+        self._prices: dict[str, float] = {}
+        self._ways: dict[tuple[Shape, ...], list[Way]] = {}
+
+    def ways(self, fleet: Fleet, want: Want) -> list[Way]:
+        """The ways of `want`, best first."""
+        prices = {place: price(fleet, place) for place in fleet.offerings}
+        if prices != self._prices:
+            self._prices, self._ways = prices, {}
+        if want.shapes not in self._ways:
+            ways = [(shape, place) for shape in want.shapes for place in shape.places]
+            self._ways[want.shapes] = sorted(ways, key=lambda way: _rank(fleet, *way))
+        return self._ways[want.shapes]
+
+
+def _rank(fleet: Fleet, shape: Shape, place: str) -> tuple[int, float, str]:
+    return fleet.offerings[place].rank, usd_per_h(fleet, shape, place) / shape.units, place

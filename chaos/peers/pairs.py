@@ -1,4 +1,4 @@
-"""Each replica rule with its capacity layer: the peers that the bench knows by name. May not do I/O or read a clock."""
+"""Every peer as the bench knows it: a replica rule over a capacity layer. May not do I/O or read a clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any, Protocol
 from .facts import Facts, Seen, Service, facts_of
 from .layers import Karpenter, RayV2
 from .packing import Answer, Fleet, Want, observe
+from .pools import SageMakerPools, TargetTracking
 from .replicas import Apa, Hpa, Keda, Kpa
+from .sageserve import SageServe
+from .skyserve import SkyServe, SpotPlacement
+from .sla import Dynamo
+from .wva import Wva
 
 
 class Rule(Protocol):
@@ -18,6 +23,13 @@ class Rule(Protocol):
         """Units wanted now."""
 
 
+class Planner(Protocol):
+    """A rule for all services at once."""
+
+    def wants(self, now_s: float, seen: Mapping[str, Seen], fleet: Fleet) -> list[Want]:
+        """What every service should have now, most important first."""
+
+
 class Layer(Protocol):
     """What turns wants into instances and places."""
 
@@ -25,52 +37,88 @@ class Layer(Protocol):
         """The whole answer of a tick."""
 
 
-class Pair:
-    """A replica rule for every service over one capacity layer."""
+class EachAlone:
+    """A rule of its own for every service."""
+
+    def __init__(self, facts: Facts, rule: Callable[[Service, float], Rule]) -> None:
+        self.rules = [(service, rule(service, facts.knob)) for service in facts.services]
+
+    def wants(self, now_s: float, seen: Mapping[str, Seen], fleet: Fleet) -> list[Want]:  # noqa: ARG002
+        """Any variant may serve."""
+        return [Want(service, service.shapes, rule.want(now_s, seen[service.key])) for service, rule in self.rules]
+
+
+class Peer:
+    """A controller under test: what is seen, what is wanted, where it is to be had."""
 
     def __init__(
-        self,
-        scenario: Mapping[str, Any],
-        rule: Callable[[Service, float], Rule],
-        layer: Callable[[Facts], Layer],
+        self, scenario: Mapping[str, Any], planner: Callable[[Facts], Planner], layer: Callable[[Facts], Layer]
     ) -> None:
         self._facts = facts_of(scenario)
-        self.rules = {service.key: rule(service, self._facts.knob) for service in self._facts.services}
+        self.planner = planner(self._facts)
         self._layer = layer(self._facts)
 
     def decide(self, now_s: float, view: Mapping[str, Any]) -> Answer:
         """Absolute instances and replicas."""
         fleet = Fleet(self._facts, view)
-        seen = observe(self._facts, view, fleet)
-        wants = [
-            Want(service, service.shapes, self.rules[service.key].want(now_s, seen[service.key]))
-            for service in self._facts.services
-        ]
+        wants = self.planner.wants(now_s, observe(self._facts, view, fleet), fleet)
         return self._layer.place(now_s, fleet, wants)
 
 
-def ray_serve(scenario: Mapping[str, Any]) -> Pair:
+def paired(
+    scenario: Mapping[str, Any], rule: Callable[[Service, float], Rule], layer: Callable[[Facts], Layer]
+) -> Peer:
+    """One rule a service over one capacity layer."""
+    return Peer(scenario, lambda facts: EachAlone(facts, rule), layer)
+
+
+def ray_serve(scenario: Mapping[str, Any]) -> Peer:
     """Ray Serve's policy on Ray's autoscaler v2."""
     from .ray_serve import RayServe  # ray.serve takes more than a second to import
 
-    return Pair(scenario, RayServe, RayV2)
+    return paired(scenario, RayServe, RayV2)
 
 
-def kpa(scenario: Mapping[str, Any]) -> Pair:
+def kpa(scenario: Mapping[str, Any]) -> Peer:
     """Knative's KPA on Karpenter."""
-    return Pair(scenario, Kpa, Karpenter)
+    return paired(scenario, Kpa, Karpenter)
 
 
-def hpa(scenario: Mapping[str, Any]) -> Pair:
+def hpa(scenario: Mapping[str, Any]) -> Peer:
     """The HPA on Karpenter."""
-    return Pair(scenario, Hpa, Karpenter)
+    return paired(scenario, Hpa, Karpenter)
 
 
-def keda(scenario: Mapping[str, Any]) -> Pair:
+def keda(scenario: Mapping[str, Any]) -> Peer:
     """KEDA on vLLM's queue on Karpenter."""
-    return Pair(scenario, Keda, Karpenter)
+    return paired(scenario, Keda, Karpenter)
 
 
-def aibrix(scenario: Mapping[str, Any]) -> Pair:
+def aibrix(scenario: Mapping[str, Any]) -> Peer:
     """AIBrix's APA on Karpenter."""
-    return Pair(scenario, Apa, Karpenter)
+    return paired(scenario, Apa, Karpenter)
+
+
+def wva(scenario: Mapping[str, Any]) -> Peer:
+    """llm-d's WVA V2 with its limiter on Karpenter."""
+    return Peer(scenario, Wva, Karpenter)
+
+
+def dynamo(scenario: Mapping[str, Any]) -> Peer:
+    """Dynamo's planner on Karpenter."""
+    return paired(scenario, Dynamo, Karpenter)
+
+
+def skyserve(scenario: Mapping[str, Any]) -> Peer:
+    """SkyServe with its spot placer and on-demand fallback."""
+    return paired(scenario, SkyServe, SpotPlacement)
+
+
+def sageserve(scenario: Mapping[str, Any]) -> Peer:
+    """SageServe's forecast and program on Karpenter."""
+    return Peer(scenario, SageServe, Karpenter)
+
+
+def sagemaker(scenario: Mapping[str, Any]) -> Peer:
+    """SageMaker's target tracking on its instance pools."""
+    return paired(scenario, TargetTracking, SageMakerPools)
