@@ -85,9 +85,12 @@ def _driver(world: World, controller: str | Factory, journal: Path | None, limit
     if journal is not None:
         raise UnknownController(f"{controller} keeps no journal; leave it out, or take one of {', '.join(OURS)}")
     factory, guard = _factory(controller, limit_s)
+    told = facts(world.scenario, world.seed)
     try:
-        return Stranger(world, factory, facts(world.scenario, world.seed), guard)
+        return Stranger(world, factory, told, guard)
     except Exception as error:
+        if guard is None:  # our own code: a defect, not a wrong word
+            raise
         raise UnknownController(f"{controller}: its factory failed: {type(error).__name__}: {error}") from error
 
 
