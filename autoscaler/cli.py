@@ -182,6 +182,25 @@ def replay(journal: Journal, json_file: Json = None) -> None:
 
 
 @app.command()
+def simulate(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario's file, or a shipped one's name.")],
+    controller: Annotated[str, typer.Option(metavar="NAME", help="ours, a peer, or module:attr.")] = "ours",
+    seed: Annotated[int | None, typer.Option(help="The scenario's own by default.")] = None,
+    json_file: Json = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the run as one page.")] = None,
+    journal: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to keep the run's journal.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.0.B=C", help="Replace one value of the scenario.")
+    ] = None,
+) -> None:
+    """Run a scenario in the simulated world and report."""
+    given = locals() | {"overrides": tuple(overrides or ())}
+    from chaos.simulate import Given, simulate_command
+
+    raise typer.Exit(simulate_command(Given(**given)))
+
+
+@app.command()
 def check(
     folder: Folder,
     resolved: Annotated[
@@ -228,13 +247,19 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
     """Print the JSON Schema of one format."""
     from autoscaler.commands.policy import schema_command
 
-    raise typer.Exit(schema_command(name, {"report": _report_schema}))
+    raise typer.Exit(schema_command(name, {"report": _report_schema, "scenario": _scenario_schema}))
 
 
 def _report_schema() -> dict[str, Any]:
     from chaos.report import Report
 
     return Report.model_json_schema()
+
+
+def _scenario_schema() -> dict[str, Any]:
+    from chaos.scenario import scenario_schema
+
+    return scenario_schema()
 
 
 bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Quartermaster itself.")

@@ -45,13 +45,25 @@ def check_json(target: str | None) -> None:
     """Raises BadInput when `write_json` could not write `target`: said before the work, not after. Writes nothing."""
     if target is None or target == "-":
         return
-    path = Path(target)
+    why = _why_not(Path(target))
+    if why:
+        raise _unwritable(target, os.strerror(why))
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raises BadInput when a file `path`, given as `option`, cannot be written. Writes nothing."""
+    why = _why_not(path)
+    if why:
+        raise BadInput(f"{option} {path}: {os.strerror(why)}; give a file that can be written")
+
+
+def _why_not(path: Path) -> int:
+    """The error that writing the file would give, 0 for none."""
     if path.is_dir():
-        raise _unwritable(target, os.strerror(errno.EISDIR))
+        return errno.EISDIR
     if not path.parent.is_dir():
-        raise _unwritable(target, os.strerror(errno.ENOENT))
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _unwritable(target, os.strerror(errno.EACCES))
+        return errno.ENOENT
+    return 0 if os.access(path if path.exists() else path.parent, os.W_OK) else errno.EACCES
 
 
 def check_port(option: str, port: int) -> None:
