@@ -7,7 +7,6 @@ not decide how much of anything there should be.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,19 +154,18 @@ class Desk:
             self.gateways.queue(service, max(QUEUE_MIN, QUEUE_SLOTS * count), self.waits_s[service])
 
     def _give_back(self, row: Row, wanted: int) -> None:
-        now_s = self.timeline.now_s
+        """The surplus, and what leaves anyway."""
+        nodes, now_s = self.cluster.nodes, self.timeline.now_s
         staying = [machine for machine in row.machines if self._stays(machine)]
-        nodes = self.cluster.nodes
-        ranked = sorted(staying, key=lambda m: (m.instance in nodes, self._busy(m), -m.launched_at_s, m.instance))
-        for machine in ranked[: max(0, len(staying) - wanted)]:
-            if machine.instance in nodes:
-                self._drain(nodes[machine.instance], now_s + DRAIN_S)
-            else:
-                self._end(machine)
+        if len(staying) > wanted:
+            order = sorted(staying, key=lambda m: (m.instance in nodes, self._busy(m), -m.launched_at_s, m.instance))
+            for machine in order[: len(staying) - wanted]:
+                if machine.instance in nodes:
+                    self._drain(nodes[machine.instance], now_s + DRAIN_S)
+                else:
+                    self._end(machine)
         for machine in tuple(row.machines):
             node = nodes.get(machine.instance)
-            if machine.stopped_at_s < math.inf:
-                continue
             if node is None:
                 if now_s - machine.launched_at_s > START_LIMIT_S:
                     self._end(machine)
