@@ -7,8 +7,10 @@ nobody changes in place; keys are offerings, instances, tokens, ``unit/service``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.model import PolicySet
+from serve_apps.timing import Timing
 
 from .events import Forecast
 from .lifecycle import InstanceState
@@ -97,6 +99,48 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """The constant that moved (`calibrate.CONSTANTS`) for all engines of an application, and by what factor."""
+
+    constant: str
+    ratio: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The iteration law of one application as its engines show it (core.calibrate).
+
+    `factors` multiply the constants of `prior`, in the order of `calibrate.CONSTANTS`; `cov` is their covariance, row
+    by row. `timing` is `prior` with the factors applied. Widths are relative standard deviations: of a decode step at
+    twice the load last seen, and of a prefill. `ticks` counts the observations learnt from. `rise`, `fall` and `trail`
+    are the drift test's sums: upward and downward for decode and prefill, and what each constant would explain.
+    """
+
+    prior: Timing
+    timing: Timing
+    factors: tuple[float, ...]
+    cov: tuple[float, ...]
+    width: float
+    prefill_width: float
+    ticks: int = 0
+    rise: tuple[float, float] = (0.0, 0.0)
+    fall: tuple[float, float] = (0.0, 0.0)
+    trail: tuple[float, ...] = ()
+    drift: Drift | None = None
+
+
+class Pace(NamedTuple):
+    """How one instance's engines keep up with the others of their applications: the mean log of the ratio of their
+    token times, over `ticks` observations. `slow` once that was clear, until it is clear that it is over.
+    """
+
+    log_ratio: float
+    ticks: int
+    slow: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
     """Everything `decide` may know besides the observation and the policy. Lead samples are seconds, newest last."""
 
@@ -114,6 +158,10 @@ class Beliefs:
     boot_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by instance type
     load_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by application
     loading: dict[str, Loading] = field(default_factory=dict)  # by replica
+    fresh: dict[str, float] = field(default_factory=dict)  # by replica: ready since, while it may be warming up
+    calibrations: dict[str, Calibration] = field(default_factory=dict)  # by application
+    paces: dict[str, Pace] = field(default_factory=dict)  # by instance
+    turn: int = 0  # which part of a large fleet is read next
     forecasts: dict[str, Forecast] = field(default_factory=dict)  # by service
     last_plan: Plan | None = None
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from serve_apps.wire import app_name
 
+from . import calibrate
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -44,11 +45,13 @@ from .lifecycle import INTENT_TIMEOUT_S, InstanceState, advance, expired, seen_s
 from .model import (
     CloudInstance,
     CloudView,
+    EngineLoad,
     Idle,
     Measured,
     Missing,
     Node,
     Observation,
+    Replica,
     ServiceLoad,
     ServingView,
     Signal,
@@ -311,12 +314,11 @@ def _listed(before: InstanceBelief, row: CloudInstance, nodes: dict[str, Node] |
     missing = before.missing_since_s
     if nodes is not None:
         missing = (missing or at_s) if node is None or not node.alive else None
-    return replace(
-        moved,
-        reclaim_at_s=row.reclaim_at_s,
-        missing_since_s=missing if in_cluster else None,
-        joined=before.joined or moved.state is InstanceState.JOINED,
-    )
+    missing = missing if in_cluster else None
+    joined = before.joined or moved.state is InstanceState.JOINED
+    if (moved.reclaim_at_s, moved.missing_since_s, moved.joined) == (row.reclaim_at_s, missing, joined):
+        return moved  # nearly always: most instances do nothing new in a tick
+    return replace(moved, reclaim_at_s=row.reclaim_at_s, missing_since_s=missing, joined=joined)
 
 
 def _unlisted(known: InstanceBelief, at_s: float) -> InstanceBelief:
@@ -344,6 +346,7 @@ def _nodes_by_instance(serving: ServingView | Missing) -> dict[str, Node] | None
 def _learn_loading(beliefs: Beliefs, serving: ServingView) -> Beliefs:
     loading: dict[str, Loading] = {}
     load_s = dict(beliefs.load_s)
+    fresh = {key: at_s for key, at_s in beliefs.fresh.items() if serving.at_s - at_s < calibrate.WARM_UP_S}
     for replica in serving.replicas:
         app = app_name(replica.service, replica.variant)
         known = beliefs.loading.get(replica.replica_id)
@@ -351,7 +354,8 @@ def _learn_loading(beliefs: Beliefs, serving: ServingView) -> Beliefs:
             loading[replica.replica_id] = known or Loading(app=app, since_s=serving.at_s)
         elif replica.state == "ready" and known is not None:
             load_s[app] = (*load_s.get(app, ()), serving.at_s - known.since_s)[-LEAD_SAMPLES:]
-    return replace(beliefs, loading=loading, load_s=load_s)
+            fresh[replica.replica_id] = serving.at_s
+    return replace(beliefs, loading=loading, load_s=load_s, fresh=fresh)
 
 
 def _learn_loads(beliefs: Beliefs, seen: Observation) -> Beliefs:
@@ -385,15 +389,21 @@ def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> Service
 
 
 def _learn_engines(beliefs: Beliefs, seen: Observation) -> Beliefs:
-    """KV use of the fullest engine of each service. Engines that Serve no longer lists as ready have no say."""
+    """What engines say of themselves. Those that Serve no longer lists as ready have no say."""
     if isinstance(seen.engines, Missing) or isinstance(seen.serving, Missing):
         return beliefs
-    service_of = {row.replica_id: row.service for row in seen.serving.replicas if row.state == "ready"}
+    ready = {row.replica_id: row for row in seen.serving.replicas if row.state == "ready"}
+    beliefs = calibrate.observe(beliefs, seen.engines, ready, seen.at_s)
+    return _learn_kv(beliefs, seen.engines, ready)
+
+
+def _learn_kv(beliefs: Beliefs, engines: tuple[EngineLoad, ...], ready: dict[str, Replica]) -> Beliefs:
+    """KV use of the fullest engine of each service."""
     fullest: dict[str, float] = {}
-    for engine in seen.engines:
-        service, used = service_of.get(engine.replica_id), _value(engine.kv_fraction)
-        if service is not None and used is not None:
-            fullest[service] = max(used, fullest.get(service, 0.0))
+    for engine in engines:
+        replica, used = ready.get(engine.replica_id), _value(engine.kv_fraction)
+        if replica is not None and used is not None:
+            fullest[replica.service] = max(used, fullest.get(replica.service, 0.0))
     services = {key: replace(known, kv_fraction=fullest.get(key)) for key, known in beliefs.services.items()}
     return replace(beliefs, services=services)
 

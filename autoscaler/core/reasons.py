@@ -20,6 +20,9 @@ class ReasonCode(StrEnum):
     NO_HISTORY = "no_history"  # samples
     METRICS_MISSING = "metrics_missing"  # held_replicas
     CAPACITY_PER_REPLICA = "capacity_per_replica"  # rps, batch, utilisation
+    CALIBRATED = "calibrated"  # width, ticks, and the factor of each constant
+    DRIFTED = "drifted"  # ratio, at_s
+    SLOW_NODE = "slow_node"  # ratio, rps
     UNREACHABLE_SLO = "unreachable_slo"  # floor_s, limit_s
     MIN_REPLICAS = "min_replicas"  # floor
     MAX_REPLICAS = "max_replicas"  # ceiling, wanted

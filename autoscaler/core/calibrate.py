@@ -1,0 +1,446 @@
+"""The iteration law as the engines themselves show it: constants learnt, drifts and slow nodes named.
+
+Pure; may not do I/O, read a clock or draw a random number. Called by `core.learn` for every observation.
+
+Each engine gives two readings of `serve_apps.timing`, both linear in the catalogue's constants times five factors
+(`CONSTANTS`; the expert-coverage term of a mixture of experts stays as it is in the catalogue). With B sequences and K
+thousand KV tokens in a step, n prompts of L tokens prefilled over N decode steps, and h = the share of time in which
+the engine decodes at all:
+
+    token time    = a + b B + c K  +  h n/N (g + L/r)          a prefill delays everyone who decodes
+    time to first = j h (a + b B + c K)  +  (1 + m)(g + L/r)      j steps a prompt, shared with m others' prompts
+
+Residuals are relative. One observation of an application is a Kalman step: Huber weights, noise that engines share (so
+that a hundred engines are not a hundred witnesses), and a covariance that relaxes towards the catalogue's own
+uncertainty over a day of work, never over time without work. A two-sided CUSUM of the standardised mean residual finds
+drifts; the constant whose change alone explains most of what led to the alarm is named. A node is compared with the
+other nodes of the same applications at the same moment, so that a slow fleet makes no node slow.
+
+Sources: R. Kalman 1960; P. Huber 1964; E. Page 1954.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serve_apps.timing import Timing
+from serve_apps.wire import app_name
+
+from .beliefs import Beliefs, Calibration, Drift, Pace
+from .model import EngineLoad, Measured, Replica, Shape
+from .reasons import Reason, ReasonCode, why
+
+F8 = NDArray[np.float64]
+
+CONSTANTS = ("decode_base", "batch_slope", "kv_slope", "prefill_fixed", "prefill_rate")
+ENGINES_PER_TICK = 1000  # of a larger fleet every tick reads a part, in turns
+WARM_UP_S = 60.0  # a new engine compiles and fills its caches
+MIN_STEPS = 10.0  # fewer decode steps say little of a mean
+KV_FULL = 0.95
+FACTOR_MIN, FACTOR_MAX = 0.1, 10.0
+
+PRIOR_SPREAD_MIN = 0.3  # a catalogue that is sure of itself can still be told otherwise
+NOISE = (0.03, 0.08)  # relative, of one engine's token time and prefill time over one window
+SAMPLING = (0.1, 0.15)  # of one step, of one request: shrinks with the root of their number
+CROWDING = 0.3  # relative error of the share that other prompts have in a prefill
+COMMON_NOISE = 0.02  # of the law itself, the same for all engines of an application
+RELAX_S = 86_400.0
+HUBER = 1.5
+SETTLED_TICKS = 12
+CUSUM_SLACK, CUSUM_ALARM, CUSUM_CLIP = 0.5, 6.0, 3.0
+NAMED_BY = 1.1  # a constant other than the first must explain this much more to be blamed
+
+SLOW_AT, SLOW_OVER = 1.25, 1.12  # named from here on, and cleared below there
+PACE_TICKS, PACE_MEMORY = 4, 12
+
+QUANTILE_Z = 0.84  # decisions use the 80th percentile of the predicted step time,
+MARGIN_WIDTH_MAX = 0.15  # but no more than this width: more would plan for limits that are missed by doubt alone
+CHUNK_TOKENS = 8192.0  # prompt tokens per step
+
+
+# ---- what decisions ask ---------------------------------------------------------------------------------------------
+def timing_width(beliefs: Beliefs, shape: Shape) -> float:
+    """Relative standard deviation of a predicted decode step of this shape."""
+    known = _known(beliefs, shape)
+    return shape.uncertainty if known is None else known.width
+
+
+def timing_for(beliefs: Beliefs, shape: Shape, *, z: float = QUANTILE_Z) -> Timing:
+    """The shape's timing as learnt, every time at `z` standard deviations above its mean (0: the mean itself)."""
+    known = _known(beliefs, shape)
+    if known is None:
+        margin = 1.0 + z * min(shape.uncertainty, MARGIN_WIDTH_MAX)
+        return slower(shape.timing, margin)
+    decode, prefill = (1.0 + z * min(width, MARGIN_WIDTH_MAX) for width in (known.width, known.prefill_width))
+    return slower(known.timing, decode, prefill)
+
+
+def reasons_for(beliefs: Beliefs, shape: Shape) -> tuple[Reason, ...]:
+    """What was learnt of the shape, with the figures that `timing_for` used; nothing before the first reading."""
+    known = _known(beliefs, shape)
+    if known is None:
+        return ()
+    named = dict(zip(CONSTANTS, known.factors, strict=True))
+    learnt = why(ReasonCode.CALIBRATED, width=known.width, ticks=known.ticks, **named)
+    if known.drift is None:
+        return (learnt,)
+    moved = known.drift
+    return (learnt, why(ReasonCode.DRIFTED, moved.constant, ratio=moved.ratio, at_s=moved.at_s))
+
+
+def slow_instances(beliefs: Beliefs) -> dict[str, float]:
+    """How many times longer each instance that was named slow takes for a token than others of its applications."""
+    return {key: exp(pace.log_ratio) for key, pace in beliefs.paces.items() if pace.slow}
+
+
+def slower(timing: Timing, decode: float, prefill: float | None = None) -> Timing:
+    """`timing` with its decode steps `decode` times as long and its prefills `prefill` times (default: the same)."""
+    prefill = decode if prefill is None else prefill
+    if decode == prefill == 1.0:
+        return timing
+    return replace(
+        timing,
+        a_s=timing.a_s * decode,
+        b_s_per_seq=timing.b_s_per_seq * decode,
+        c_s_per_ktoken=timing.c_s_per_ktoken * decode,
+        moe_w_s=timing.moe_w_s * decode,
+        prefill_fixed_s=timing.prefill_fixed_s * prefill,
+        prefill_tps=timing.prefill_tps / prefill,
+    )
+
+
+def _known(beliefs: Beliefs, shape: Shape) -> Calibration | None:
+    """What was learnt from this very prior: a changed catalogue begins anew."""
+    known = beliefs.calibrations.get(app_name(shape.service, shape.variant))
+    return known if known is not None and known.prior == shape.timing else None
+
+
+# ---- readings -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """Warm and unsaturated engines of this tick, one row each, ordered by application: `app` indexes `shapes`, `cell`
+    numbers (application, instance), `instances` names each cell's instance. `seen` (rows, 7): token time, batch, KV
+    tokens, steps, prefill time (0: none), prompt tokens, prompts.
+    """
+
+    shapes: list[Shape]
+    app: NDArray[np.intp]
+    cell: NDArray[np.intp]
+    instances: list[str]
+    seen: F8
+
+
+def observe(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str, Replica], at_s: float) -> Beliefs:
+    """The beliefs after these engines' windows. `ready`: the replicas that serve, by id."""
+    turns = -(-len(engines) // ENGINES_PER_TICK)
+    if turns > 1:
+        engines = engines[beliefs.turn % turns :: turns]
+        beliefs = replace(beliefs, turn=beliefs.turn + 1)
+    read = _read(beliefs, engines, ready)
+    if read is None:
+        return beliefs
+    priors = [beliefs.calibrations.get(app_name(s.service, s.variant)) for s in read.shapes]
+    known = [_start(s) if c is None or c.prior != s.timing else c for s, c in zip(read.shapes, priors, strict=True)]
+    factors, cov = np.array([c.factors for c in known]), np.array([c.cov for c in known]).reshape(-1, 5, 5)
+    terms, offset, got, noise = _law(read)
+    app = np.repeat(read.app, 2)  # a decode and a prefill row of each engine
+    predicted = offset + np.einsum("ij,ij->i", terms, factors[app])
+    share = terms / predicted[:, None]
+    residual = np.clip(got / predicted - 1.0, -0.9, 3.0)
+    paces, slow = _paces(beliefs, read, residual[0::2])
+    sums = _sums(app, share, residual, noise, cov, np.repeat(slow, 2))
+    busy_s = read.seen[:, 0] * read.seen[:, 3]
+    learnt = _step(read, known, factors, cov, sums, busy_s, at_s)
+    calibrations = beliefs.calibrations | {app_name(c[0].service, c[0].variant): c[1] for c in learnt}
+    return replace(beliefs, calibrations=calibrations, paces=paces)
+
+
+def _start(shape: Shape) -> Calibration:
+    spread = max(shape.uncertainty, PRIOR_SPREAD_MIN)
+    cov = tuple(float(x) for x in (spread**2 * np.eye(5)).ravel())
+    return Calibration(
+        prior=shape.timing,
+        timing=shape.timing,
+        factors=(1.0,) * 5,
+        cov=cov,
+        width=spread,
+        prefill_width=spread,
+        trail=(0.0,) * 10,
+    )
+
+
+def _read(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str, Replica]) -> _Readings | None:
+    """Rows of these engines; None when nothing can be learnt from any."""
+    shapes = {(s.service, s.variant): i for i, s in enumerate(beliefs.shapes)}
+    cells: dict[tuple[int, str], int] = {}
+    rows: list[tuple[float, ...]] = []
+    for engine in engines:
+        if engine.steps < MIN_STEPS or engine.tpot_s.kind != "measured" or engine.replica_id in beliefs.fresh:
+            continue
+        replica = ready.get(engine.replica_id)
+        if replica is None or (index := shapes.get((replica.service, replica.variant))) is None:
+            continue
+        row = _row(engine, beliefs.shapes[index].timing.kv_capacity_tokens)
+        if row is not None:
+            cell = cells.setdefault((index, replica.instance_id), len(cells))
+            rows.append((index, cell, *row))
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row[0])
+    table = np.array(rows)
+    used, app = np.unique(table[:, 0].astype(np.intp), return_inverse=True)
+    return _Readings(
+        [beliefs.shapes[i] for i in used], app, table[:, 1].astype(np.intp), [key[1] for key in cells], table[:, 2:]
+    )
+
+
+def _row(engine: EngineLoad, kv_capacity: int) -> tuple[float, ...] | None:
+    """One engine's figures, or None while it is saturated or says too little."""
+    waiting, kv, batch = engine.waiting, engine.kv_fraction, engine.batch
+    if kv.kind == "measured" and kv.value > KV_FULL:
+        return None
+    if waiting.kind == "measured" and waiting.value > 1.0:
+        running = engine.running.value if isinstance(engine.running, Measured) else 0.0
+        if waiting.value > 0.1 * running:
+            return None
+    if batch.kind != "measured" or engine.tpot_s.kind != "measured" or engine.tpot_s.value <= 0.0:
+        return None
+    held = engine.kv_tokens
+    if held.kind == "measured":
+        resident = held.value
+    elif kv.kind == "measured":
+        resident = kv.value * kv_capacity
+    else:
+        return None
+    prefill, prompt = engine.prefill_s, engine.input_tokens
+    has_prefill = prefill.kind == "measured" and prompt.kind == "measured" and engine.samples > 0.0
+    firsts = (prefill.value, prompt.value, engine.samples) if has_prefill else (0.0, 0.0, 0.0)  # type: ignore[union-attr]
+    return (engine.tpot_s.value, max(1.0, batch.value), resident, engine.steps, *firsts)
+
+
+def _law(read: _Readings) -> tuple[F8, F8, F8, F8]:
+    """Per row (decode and prefill of each engine, in turn): the five terms, the expert term, what was got, its noise.
+
+    A missing prefill is a row of infinite noise.
+    """
+    tpot, batch, kv, steps, prefill, prompt, prompts = read.seen.T
+    timings = [shape.timing for shape in read.shapes]
+    laws = [(t.a_s, t.b_s_per_seq, t.c_s_per_ktoken, t.prefill_fixed_s, 1.0 / t.prefill_tps) for t in timings]
+    experts = np.array([[t.moe_w_s, 1.0 - t.moe_active_fraction] for t in timings])
+    a, b, c, fixed, per_token = np.array(laws)[read.app].T
+    moe = experts[read.app, 0] * (1.0 - experts[read.app, 1] ** batch)
+    busy = 1.0 - batch**-2.4  # Poisson arrivals: 1 - exp(-x) where x / (1 - exp(-x)) = batch, to .04
+    per_step = busy * prompts / steps
+    passes = busy * np.maximum(1.0, prompt / CHUNK_TOKENS + 0.5)
+    plain = np.maximum(0.0, tpot - per_step * prefill)  # steps without a prefill; a long step gathers more arrivals
+    others = per_step * (plain**2 + per_step * prefill**2) / tpot**2
+    decode = np.stack([a, b * batch, c * kv / 1000.0])
+    fill = np.stack([fixed, per_token * prompt])
+    terms = np.empty((2 * len(tpot), 5))
+    terms[0::2] = np.vstack([decode, per_step * fill]).T
+    terms[1::2] = np.vstack([passes * decode, (1.0 + others) * fill]).T
+    offset = np.stack([moe, passes * moe], axis=1).ravel()
+    got = np.stack([tpot, prefill], axis=1).ravel()
+    with np.errstate(divide="ignore"):
+        own = NOISE[1] ** 2 + SAMPLING[1] ** 2 / prompts + (CROWDING * others) ** 2
+    noise = np.stack([NOISE[0] ** 2 + SAMPLING[0] ** 2 / steps, own], axis=1).ravel()
+    return terms, offset, got, noise
+
+
+# ---- the estimate ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Weighted sums per application and kind of row (apps, 2, …), and the weight that noise in common leaves them."""
+
+    gram: F8  # (apps, 2, 5, 5) of share x share
+    pull: F8  # (apps, 2, 5) of share x residual
+    weight: F8  # (apps, 2)
+    residual: F8  # (apps, 2)
+    doubt: F8  # (apps, 2): of the predictions' own variance
+    kept: F8  # (apps, 2)
+
+
+def _sums(app: NDArray[np.intp], share: F8, residual: F8, noise: F8, cov: F8, slow: NDArray[np.bool_]) -> _Sums:
+    doubt = np.einsum("ij,ijk,ik->i", share, cov[app], share)
+    with np.errstate(divide="ignore"):
+        far = np.abs(residual) / np.sqrt(noise + doubt)
+        weight = np.where(slow, 0.0, np.minimum(1.0, HUBER / far)) / noise
+    n = len(app) // 2
+    apps = int(app[-1]) + 1
+    columns = np.concatenate(
+        [
+            (share[:, :, None] * share[:, None, :]).reshape(-1, 25),
+            share * residual[:, None],
+            np.ones((2 * n, 1)),
+            residual[:, None],
+            doubt[:, None],
+        ],
+        axis=1,
+    )
+    columns *= weight[:, None]
+    starts = np.searchsorted(app[0::2], np.arange(apps))
+    table = np.add.reduceat(columns.reshape(n, 66), starts, axis=0).reshape(apps, 2, 33)
+    kept = 1.0 / (1.0 + COMMON_NOISE**2 * table[:, :, 30])
+    return _Sums(
+        gram=table[:, :, :25].reshape(apps, 2, 5, 5),
+        pull=table[:, :, 25:30],
+        weight=table[:, :, 30],
+        residual=table[:, :, 31],
+        doubt=table[:, :, 32],
+        kept=kept,
+    )
+
+
+def _step(
+    read: _Readings, known: list[Calibration], factors: F8, cov: F8, sums: _Sums, busy_s: F8, at_s: float
+) -> list[tuple[Shape, Calibration]]:
+    """One Kalman step of every application that was read."""
+    spread = np.array([max(s.uncertainty, PRIOR_SPREAD_MIN) for s in read.shapes])
+    prior = spread[:, None, None] ** 2 * np.eye(5)
+    count = np.bincount(read.app)
+    relax = 1.0 - np.exp(-np.bincount(read.app, weights=busy_s) / count / RELAX_S)
+    before = cov + relax[:, None, None] * (prior - cov)
+    gram = np.einsum("ak,akij->aij", sums.kept, sums.gram)
+    pull = np.einsum("ak,aki->ai", sums.kept, sums.pull)
+    after = np.linalg.inv(np.linalg.inv(before) + gram)
+    after = (after + after.transpose(0, 2, 1)) / 2.0
+    moved = np.clip(factors + np.einsum("aij,aj->ai", after, pull), FACTOR_MIN, FACTOR_MAX)
+    scored = _scores(sums)
+    widths = _widths(read, moved, after)
+    rows = []
+    for i, (shape, was) in enumerate(zip(read.shapes, known, strict=True)):
+        rise, fall, trail, drift = _drift(was, scored[i], gram[i], pull[i], at_s)
+        fresh = drift is not None
+        rows.append(
+            (
+                shape,
+                Calibration(
+                    prior=shape.timing,
+                    timing=_applied(shape.timing, moved[i]),
+                    factors=tuple(moved[i].tolist()),
+                    cov=tuple((prior[i] if fresh else after[i]).ravel().tolist()),
+                    width=float(widths[i, 0]),
+                    prefill_width=float(widths[i, 1]),
+                    ticks=was.ticks + 1,
+                    rise=rise,
+                    fall=fall,
+                    trail=trail,
+                    drift=drift or was.drift,
+                ),
+            )
+        )
+    return rows
+
+
+def _applied(prior: Timing, factors: F8) -> Timing:
+    a, b, c, fixed, per_token = factors.tolist()
+    return replace(
+        prior,
+        a_s=prior.a_s * a,
+        b_s_per_seq=prior.b_s_per_seq * b,
+        c_s_per_ktoken=prior.c_s_per_ktoken * c,
+        prefill_fixed_s=prior.prefill_fixed_s * fixed,
+        prefill_tps=prior.prefill_tps / per_token,
+    )
+
+
+def _widths(read: _Readings, factors: F8, cov: F8) -> F8:
+    """Relative standard deviations (apps, 2) of a decode step at twice the mean load of this tick, and of a prefill."""
+    counts = np.bincount(read.app)
+    batch, kv, prompt = (np.bincount(read.app, weights=read.seen[:, i]) / counts for i in (1, 2, 5))
+    timings = [shape.timing for shape in read.shapes]
+    decode, fill = np.zeros((len(counts), 5)), np.zeros((len(counts), 5))
+    decode[:, 0] = [t.a_s for t in timings]
+    decode[:, 1] = 2.0 * batch * [t.b_s_per_seq for t in timings]
+    decode[:, 2] = 2.0 * kv / 1000.0 * [t.c_s_per_ktoken for t in timings]
+    fill[:, 3] = [t.prefill_fixed_s for t in timings]
+    fill[:, 4] = np.maximum(1.0, prompt) / [t.prefill_tps for t in timings]
+    moe = [t.moe_w_s * (1.0 - (1.0 - t.moe_active_fraction) ** (2.0 * n)) for t, n in zip(timings, batch, strict=True)]
+    out = []
+    for terms, offset in ((decode, np.array(moe)), (fill, np.zeros(len(counts)))):
+        mean = offset + np.einsum("ai,ai->a", terms, factors)
+        out.append(np.sqrt(np.einsum("ai,aij,aj->a", terms, cov, terms)) / mean)
+    return np.stack(out, axis=1)
+
+
+# ---- drifts ---------------------------------------------------------------------------------------------------------
+def _scores(sums: _Sums) -> list[list[float]]:
+    """Standardised mean residual of each application's decode and prefill rows; 0 where there is none."""
+    weight = np.maximum(sums.weight, 1e-12)
+    variance = 1.0 / weight + COMMON_NOISE**2 + sums.doubt / weight
+    score = np.clip(sums.residual / weight / np.sqrt(variance), -CUSUM_CLIP, CUSUM_CLIP)
+    found: list[list[float]] = np.where(sums.weight > 0.0, score, 0.0).tolist()
+    return found
+
+
+def _drift(
+    was: Calibration, score: list[float], gram: F8, pull: F8, at_s: float
+) -> tuple[tuple[float, float], tuple[float, float], tuple[float, ...], Drift | None]:
+    """The drift test's sums after this tick, and the drift if it raised the alarm."""
+    clear = (0.0, 0.0)
+    nothing = (0.0,) * 10
+    if was.ticks < SETTLED_TICKS:
+        return clear, clear, nothing, None
+    rise = (_sum(was.rise[0], score[0]), _sum(was.rise[1], score[1]))
+    fall = (_sum(was.fall[0], -score[0]), _sum(was.fall[1], -score[1]))
+    highest = max(*rise, *fall)
+    if highest == 0.0:
+        return rise, fall, nothing, None
+    trail = tuple((np.array(was.trail) + np.concatenate([pull, gram.diagonal()])).tolist())
+    if highest < CUSUM_ALARM:
+        return rise, fall, trail, None
+    return clear, clear, nothing, _blamed(trail, was.factors, at_s)
+
+
+def _sum(before: float, score: float) -> float:
+    return max(0.0, before + score - CUSUM_SLACK)
+
+
+def _blamed(trail: tuple[float, ...], factors: tuple[float, ...], at_s: float) -> Drift:
+    """The constant whose change alone leaves the smallest residuals, and that change."""
+    best, gain = 0, 0.0
+    for i in range(5):
+        explained = trail[i] ** 2 / trail[5 + i] if trail[5 + i] > 0.0 else 0.0
+        if explained > gain * (NAMED_BY if i else 1.0):
+            best, gain = i, explained
+    change = trail[best] / trail[5 + best] if trail[5 + best] > 0.0 else 0.0
+    return Drift(constant=CONSTANTS[best], ratio=1.0 + change / factors[best], at_s=at_s)
+
+
+# ---- slow nodes -----------------------------------------------------------------------------------------------------
+def _paces(beliefs: Beliefs, read: _Readings, residual: F8) -> tuple[dict[str, Pace], NDArray[np.bool_]]:
+    """How instances keep up after this tick, and which rows are of instances that do not."""
+    paces = {key: pace for key, pace in beliefs.paces.items() if key in beliefs.instances}
+    ratio = np.log1p(residual)
+    cells = len(read.instances)
+    count = np.bincount(read.cell, minlength=cells)
+    mean = np.bincount(read.cell, weights=ratio, minlength=cells) / count
+    app = np.zeros(cells, dtype=np.intp)
+    app[read.cell] = read.app
+    order = np.lexsort((mean, app))
+    size = np.bincount(app)
+    first = np.cumsum(size) - size
+    reference = mean[order][first + (size - 1) // 2]  # the lower middle: of two nodes the faster
+    behind = (mean - reference[app]).tolist()
+    alone = (size[app] < 2).tolist()
+    seen: dict[str, list[float]] = {}
+    for instance, late, single in zip(read.instances, behind, alone, strict=True):
+        if not single and instance in beliefs.instances:
+            seen.setdefault(instance, []).append(late)
+    for instance, lates in seen.items():
+        paces[instance] = _paced(paces.get(instance), sum(lates) / len(lates))
+    slow = [instance in paces and paces[instance].slow for instance in read.instances]
+    return paces, np.array(slow)[read.cell]
+
+
+def _paced(known: Pace | None, behind: float) -> Pace:
+    before = known or Pace(0.0, 0, False)
+    ticks = min(before.ticks + 1, PACE_MEMORY)
+    mean = before.log_ratio + (behind - before.log_ratio) / ticks
+    limit = log(SLOW_OVER if before.slow else SLOW_AT)
+    return Pace(mean, ticks, ticks >= PACE_TICKS and mean >= limit)
