@@ -119,16 +119,15 @@ def lose(state: Any, service: int, slot: int, failed: bool) -> None:
 
 
 @jit
-def turn_away(state: Any, service: int, slot: int, now_s: float) -> None:
-    """No place for the request: to the overflow endpoint while its quota of this minute lasts, else shed."""
+def overflow(state: Any, service: int, slot: int, now_s: float) -> bool:
+    """Send the request to the overflow endpoint, if its quota of this minute lasts; whether it did."""
     entry = service_at(state, service)
     minute = int(now_s // 60.0)
     if minute != entry.minute:
         entry.minute = minute
         entry.minute_used = 0
     if entry.minute_used + 1 > entry.overflow_rpm:
-        lose(state, service, slot, False)
-        return
+        return False
     request = request_at(state, slot)
     entry.minute_used += 1
     entry.overflowed += 1
@@ -138,3 +137,11 @@ def turn_away(state: Any, service: int, slot: int, now_s: float) -> None:
     _score(entry, request, waited_s <= entry.ttft_s and waited_s <= entry.e2e_s)
     request.done = request.output
     next_call(state, service, slot, now_s)
+    return True
+
+
+@jit
+def turn_away(state: Any, service: int, slot: int, now_s: float) -> None:
+    """No place for the request: to the overflow endpoint, else shed."""
+    if not overflow(state, service, slot, now_s):
+        lose(state, service, slot, False)

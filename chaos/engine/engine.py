@@ -29,6 +29,7 @@ class _Seen:
 
     at_s: float
     sums: list[float]
+    kv_capacity_tokens: int
 
 
 class Engine:
@@ -56,6 +57,7 @@ class Engine:
             entry["e2e_s"] = min(spec.e2e_s, spec.deadline_s)
             entry["timeout_s"], entry["max_queued"] = spec.queue_timeout_s, spec.max_queued
             entry["can_queue"], entry["overflow_rpm"] = spec.can_queue, spec.overflow_rpm
+            entry["overflow_first"] = spec.overflow_first
             entry["overflow_usd_per_token"] = spec.overflow_usd_per_1m_tokens / 1e6
             entry["queue_head"] = entry["queue_tail"] = layout.NONE
             entry["task_base"] = base
@@ -87,7 +89,7 @@ class Engine:
         record["service"], record["variant"] = service, variant
         record["slowdown"], record["slots"] = slowdown, slots
         loop.add(self._memory.root, replica, self.now_s)
-        self._seen[replica] = _Seen(self.now_s, [0.0] * SUMS)
+        self._seen[replica] = _Seen(self.now_s, [0.0] * SUMS, timing.kv_capacity_tokens)
         self._sums = None
         return replica
 
@@ -136,13 +138,17 @@ class Engine:
         mine = (table["service"] == service) & (table["variant"] == variant) & (table["state"] != layout.ABSENT)
         for replica in np.flatnonzero(mine & (table["slots"] != slots)):
             loop.set_slots(self._memory.root, int(replica), slots)
-        loop.settle(self._memory.root, service, self.now_s)
+        self._settle(service)
 
     def set_queue(self, service: int, *, max_queued: int, queue_timeout_s: float) -> None:
         """Bounds of the gateway's queue from now on; those who wait are turned away only by the time limit."""
         entry = self._memory["services"][service]
         entry["max_queued"], entry["timeout_s"] = max_queued, queue_timeout_s
+        self._settle(service)
+
+    def _settle(self, service: int) -> None:
         loop.settle(self._memory.root, service, self.now_s)
+        self._sums = None
 
     def set_overflow_rpm(self, service: int, rpm: float) -> None:
         """The overflow endpoint takes `rpm` requests a minute from now on; 0 = none."""
@@ -207,22 +213,20 @@ class Engine:
             loop.observe(self._memory.root, self.now_s, rows)
             self._sums = rows.tolist()
         seen, now = self._seen[self._known(replica)], self._sums[replica]
-        self._seen[replica] = _Seen(self.now_s, now)
-        span_s = self.now_s - seen.at_s
-        sums = (a - b for a, b in zip(now[3:], seen.sums[3:], strict=True))
-        tokens, token_s, seq_s, kv_s, prefill_s, prompts, prefills, steps = sums
-        capacity = float(self._memory["replicas"]["kv_capacity_tokens"][replica])
+        before, span_s = seen.sums, self.now_s - seen.at_s
+        seen.at_s, seen.sums = self.now_s, now
+        tokens, prefills = now[3] - before[3], now[9] - before[9]
         return ReplicaWindow(
             running=int(now[0]),
             waiting=int(now[1]),
-            kv_fraction=now[2] / capacity,
-            tpot_s=token_s / tokens if tokens else nan,
-            prefill_s=prefill_s / prefills if prefills else nan,
-            input_tokens=prompts / prefills if prefills else nan,
-            mean_batch=seq_s / span_s if span_s else nan,
-            mean_kv_tokens=kv_s / span_s if span_s else nan,
+            kv_fraction=now[2] / seen.kv_capacity_tokens,
+            tpot_s=(now[4] - before[4]) / tokens if tokens else nan,
+            prefill_s=(now[7] - before[7]) / prefills if prefills else nan,
+            input_tokens=(now[8] - before[8]) / prefills if prefills else nan,
+            mean_batch=(now[5] - before[5]) / span_s if span_s else nan,
+            mean_kv_tokens=(now[6] - before[6]) / span_s if span_s else nan,
             samples=int(prefills),
-            steps=int(steps),
+            steps=int(now[10] - before[10]),
         )
 
     def totals(self, service: int) -> Totals:

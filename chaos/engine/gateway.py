@@ -12,7 +12,7 @@ from typing import Any
 from serve_apps import admission
 
 from . import heaps
-from .ending import turn_away
+from .ending import overflow, turn_away
 from .jit import jit
 from .replica import accept
 from .state import NONE, load_at, load_items_at, load_place_at, replica_at, request_at, service_at, variant_at
@@ -69,7 +69,8 @@ def arrive(state: Any, service: int, slot: int, now_s: float) -> None:
     if what == admission.ADMIT:
         dispatch(state, service, index, slot, now_s)
     elif what == admission.QUEUE:
-        enqueue(state, service, slot)
+        if not (entry.overflow_first and overflow(state, service, slot, now_s)):
+            enqueue(state, service, slot)
     else:
         turn_away(state, service, slot, now_s)
 

@@ -243,6 +243,7 @@ def end_step(state: Any, replica: int, now_s: float) -> None:
         _leave(state, here, slot, now_s)
     if mixed:
         _end_chunks(state, replica, STEP_TOKENS - decoding, now_s)
+    here.kind = START  # what the gateway sends in this instant takes part in the next step
 
 
 @jit

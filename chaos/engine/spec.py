@@ -6,7 +6,7 @@ Data only; may not import Numba. Instants and durations are seconds of scenario 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,8 @@ class ServiceSpec:
     """One service. Limits are inf where there is none; `max_queued` and `queue_timeout_s` bound the gateway's queue.
 
     `can_queue` False: a request never waits for a busy replica, only for the first one. `overflow_rpm` requests in
-    each minute that would be shed go to an endpoint that answers at once, at `overflow_usd_per_1m_tokens`; 0 = none.
+    each minute that would be shed (`overflow_first`: that would have to wait) go to an endpoint that answers at once,
+    at `overflow_usd_per_1m_tokens`; 0 = none.
     All requests of a service have its `priority`.
     """
 
@@ -95,11 +96,11 @@ class ServiceSpec:
     max_queued: int
     can_queue: bool = True
     overflow_rpm: float = 0.0
+    overflow_first: bool = False
     overflow_usd_per_1m_tokens: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """One service since the last window. `queued` and `running` are now, in the gateway's queue and on replicas.
 
     `input_tokens` are those of the requests that arrived, `output_tokens` those that were generated.
@@ -114,8 +115,7 @@ class Window:
     shed: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaWindow:
+class ReplicaWindow(NamedTuple):
     """One replica since its last window.
 
     Now: `running` and `waiting` sequences and `kv_fraction` of the KV cache. Means over the window, nan where nothing

@@ -98,6 +98,7 @@ SERVICE = np.dtype(
         ("overflow_usd", "f8"),
         ("max_queued", "i8"),
         ("can_queue", "i8"),
+        ("overflow_first", "i8"),
         ("minute", "i8"),  # of the overflow quota
         ("minute_used", "i8"),
         ("coming", "i8"),

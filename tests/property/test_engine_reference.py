@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.engine import Engine, RequestBatch, ServiceSpec, TaskTable
+from chaos.engine import Engine
 from serve_apps.batching import Batch, Sequence
 from serve_apps.timing import Timing
+from tests.engine_scene import engine, rows
 
 
 @dataclass(frozen=True)
@@ -59,60 +60,27 @@ def reference(case: Case) -> tuple[list[float], list[float], int]:
     return firsts, sorted(one.finished_at_s or math.nan for one in every), batch.totals.preemptions
 
 
-class Listed:
-    """Arrivals from a list."""
-
-    tasks = TaskTable.none()
-
-    def __init__(self, case: Case) -> None:
-        count = len(case.at_s)
-        self.rows = RequestBatch(
-            at_s=np.array(case.at_s),
-            input_tokens=np.array(case.inputs, np.int32),
-            output_tokens=np.array(case.outputs, np.int32),
-            prefix_tokens=np.full(count, case.prefix, np.int32),
-            task=np.full(count, -1, np.int32),
-        )
-        self.given = 0
-
-    def take(self, until_s: float) -> RequestBatch:
-        rows, low = self.rows, self.given
-        self.given = int(np.searchsorted(rows.at_s, until_s, side="right"))
-        part = slice(low, self.given)
-        return RequestBatch(
-            at_s=rows.at_s[part],
-            input_tokens=rows.input_tokens[part],
-            output_tokens=rows.output_tokens[part],
-            prefix_tokens=rows.prefix_tokens[part],
-            task=rows.task[part],
-        )
-
-
 def engine_of(case: Case) -> tuple[Engine, int]:
-    spec = ServiceSpec(
-        service="u/s", priority=0, arrivals=Listed(case), ttft_s=math.inf, tpot_s=math.inf, e2e_s=math.inf,
-        deadline_s=math.inf, queue_timeout_s=math.inf, max_queued=1000,
-    )  # fmt: skip
-    engine = Engine([spec])
-    return engine, engine.add_replica(0, 0, case.timing, slowdown=case.slowdown, slots=1000)
+    made = engine(rows(case.at_s, case.inputs, case.outputs, case.prefix))
+    return made, made.add_replica(0, 0, case.timing, slowdown=case.slowdown, slots=1000)
 
 
 def simulated(case: Case) -> tuple[list[float], list[float], int]:
     """The same of the engine, which is run from event to event so that the instants can be seen."""
-    engine, replica = engine_of(case)
-    engine.advance(0.0)
+    made, replica = engine_of(case)
+    made.advance(0.0)
     firsts: list[float] = []
     ends: list[float] = []
     instants = [*case.at_s, math.inf]
     while len(ends) < len(case.at_s):
-        next_s = float(engine._memory["event_s"][replica])
-        while instants[0] <= engine.now_s:
+        next_s = float(made._memory["event_s"][replica])
+        while instants[0] <= made.now_s:
             instants.pop(0)
-        engine.advance(min(next_s, instants[0]))
-        seen = engine.replica_window(replica).samples
-        firsts += [engine.now_s] * seen
-        ends += [engine.now_s] * (engine.totals(0).finished - len(ends))
-    return firsts, ends, engine.totals(0).preemptions
+        made.advance(min(next_s, instants[0]))
+        seen = made.replica_window(replica).samples
+        firsts += [made.now_s] * seen
+        ends += [made.now_s] * (made.totals(0).finished - len(ends))
+    return firsts, ends, made.totals(0).preemptions
 
 
 timings = st.builds(
