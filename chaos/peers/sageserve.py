@@ -5,7 +5,7 @@ Written from the paper's description (docs/peers.md). May not do I/O or read a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ FIT_BINS = 72  # six hours seen
 PROGRAM_S = 3600.0
 OUT_AT, IN_AT, MORE_AT = 0.7, 0.3, 1.0  # of the rate that ready replicas carry
 MORE_EVERY_S = 60.0
+TIE_USD, LACK_USD = 1e-4, 1e5
 
 
 class Way(NamedTuple):
@@ -127,29 +128,36 @@ def _units(service: Service, replicas: Mapping[tuple[str, str], int]) -> float:
     return sum(replicas[shape.service, shape.variant] * shape.units for shape in service.shapes)
 
 
-def solve(ways: list[Way], peak_rps: Mapping[str, float], fleet: Fleet, knob: float) -> list[int]:
+def solve(ways: Sequence[Way], peak_rps: Mapping[str, float], fleet: Fleet, knob: float) -> list[int]:
     """Replicas of each way: least $/h with Σ capacity ≥ peak, floor ≤ Σ replicas ≤ most, reservations not exceeded.
 
-    A service whose most cannot carry its peak gets its most.
+    What cannot be carried costs more than anything else; of equal costs the fewest replicas, then the first ways.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # a third of a second to import
 
-    if not ways:
-        return []
-    services = {way.service.key: way.service for way in ways}
-    rows, low, high = [], [], []
-    for key, service in services.items():
-        own = np.array([way.service.key == key for way in ways], float)
+    services = list({way.service.key: way.service for way in ways}.values())
+    count, rows, low, high = len(ways), [], [], []
+    for index, service in enumerate(services):
+        own = np.array([way.service.key == service.key for way in ways], float)
         carried = own * [way.shape.capacity_rps * knob for way in ways]
-        rows += [carried, own]
-        low += [min(peak_rps[key], service.most * carried[carried > 0].min()), service.floor]
-        high += [np.inf, service.most]
+        lacking = np.eye(2 * len(services))[2 * index : 2 * index + 2]  # requests per second, and replicas to the floor
+        rows += [np.append(carried, lacking[0]), np.append(own, lacking[1]), np.append(own, 0 * lacking[0])]
+        low += [peak_rps[service.key], service.floor, 0.0]
+        high += [np.inf, np.inf, service.most]
     for place in {way.place: None for way in ways}:
         size = fleet.offerings[place].size
         if size < np.inf:
-            rows.append(np.array([way.shape.gpus * way.shape.nodes * (way.place == place) for way in ways], float))
+            parts = [way.shape.gpus * way.shape.nodes * float(way.place == place) for way in ways]
+            rows.append(np.append(parts, np.zeros(2 * len(services))))
             low.append(0.0)
             high.append(size * fleet.offerings[place].gpus)
-    cost = np.array([way.usd_per_h + 1e-6 * (1 + index) for index, way in enumerate(ways)])  # ties by order
-    found = milp(cost, constraints=LinearConstraint(np.array(rows), low, high), integrality=1, bounds=Bounds(0, np.inf))
-    return [0] * len(ways) if found.x is None else [round(value) for value in found.x]
+    if not rows:
+        return []
+    usd = [way.usd_per_h + TIE_USD * (1 + index / count) for index, way in enumerate(ways)]
+    found = milp(
+        np.append(usd, np.full(2 * len(services), LACK_USD)),
+        constraints=LinearConstraint(np.array(rows), low, high),
+        integrality=np.append(np.ones(count), np.zeros(2 * len(services))),
+        bounds=Bounds(0, np.inf),
+    )
+    return [round(value) for value in found.x[:count]]

@@ -71,8 +71,8 @@ class Wva:
         held = input_tokens + output_tokens / 2.0
         demand = (load.running or 0.0) * held + (load.queued or 0.0) * input_tokens
         variants = [self._variant(now_s, shape, held, fleet) for shape in service.shapes]
-        self._grow(variants, service, demand / (UP_AT * self._facts.knob))
-        self._shrink(variants, service, demand / (DOWN_AT * self._facts.knob))
+        if not self._grow(variants, service, demand / (UP_AT * self._facts.knob)):
+            self._shrink(variants, service, demand / (DOWN_AT * self._facts.knob))
         for variant in variants:
             self._current[service.key, variant.shape.variant] = variant.replicas
 
@@ -96,14 +96,17 @@ class Wva:
         )
 
     @staticmethod
-    def _grow(variants: list[_Variant], service: Service, tokens: float) -> None:
+    def _grow(variants: list[_Variant], service: Service, tokens: float) -> bool:
+        """Whether anything was missing."""
         supply = sum(variant.replicas * variant.tokens for variant in variants)
         count = sum(variant.replicas for variant in variants)
         offered = [variant for variant in variants if variant.open]
-        if offered:
+        short = tokens - supply > EPSILON or count < service.floor
+        if offered and short:
             best = min(offered, key=lambda variant: (variant.usd_per_h / variant.tokens, variant.shape.variant))
             missing = ceil((tokens - supply) / best.tokens - EPSILON)
             best.replicas += max(0, min(max(missing, service.floor - count), service.most - count))
+        return short
 
     @staticmethod
     def _shrink(variants: list[_Variant], service: Service, tokens: float) -> None:
