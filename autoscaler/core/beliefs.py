@@ -131,8 +131,8 @@ class Calibration:
 
 
 class Pace(NamedTuple):
-    """How one instance's engines keep up with the others of their applications: the mean log of the ratio of their
-    token times, over `ticks` observations. `slow` once that was clear, until it is clear that it is over.
+    """An instance whose engines seem to lag behind others of their applications: the mean log of the ratio of their
+    token times over `ticks` observations. `slow` once that was clear, until it keeps up again.
     """
 
     log_ratio: float

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import exp, log
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +40,7 @@ from .reasons import Reason, ReasonCode, why
 F8 = NDArray[np.float64]
 
 CONSTANTS = ("decode_base", "batch_slope", "kv_slope", "prefill_fixed", "prefill_rate")
-ENGINES_PER_TICK = 1000  # of a larger fleet every tick reads a part, in turns
+ENGINES_PER_TICK = 800  # of a larger fleet every tick reads a part, in turns
 WARM_UP_S = 60.0  # a new engine compiles and fills its caches
 MIN_STEPS = 10.0  # fewer decode steps say little of a mean
 KV_FULL = 0.95
@@ -61,6 +63,7 @@ PACE_TICKS, PACE_MEMORY = 4, 12
 QUANTILE_Z = 0.84  # decisions use the 80th percentile of the predicted step time,
 MARGIN_WIDTH_MAX = 0.15  # but no more than this width: more would plan for limits that are missed by doubt alone
 CHUNK_TOKENS = 8192.0  # prompt tokens per step
+TINY_S = 1e-9
 
 
 # ---- what decisions ask ---------------------------------------------------------------------------------------------
@@ -125,10 +128,12 @@ def _known(beliefs: Beliefs, shape: Shape) -> Calibration | None:
 class _Readings:
     """Warm and unsaturated engines of this tick, one row each, ordered by application: `app` indexes `shapes`, `cell`
     numbers (application, instance), `instances` names each cell's instance. `seen` (rows, 7): token time, batch, KV
-    tokens, steps, prefill time (0: none), prompt tokens, prompts.
+    tokens, steps, prefill time (0: none), prompt tokens, prompts. `laws` (apps, 7): the catalogue's five constants,
+    the expert term's time, and the fraction of experts that a token leaves idle.
     """
 
     shapes: list[Shape]
+    laws: F8
     app: NDArray[np.intp]
     cell: NDArray[np.intp]
     instances: list[str]
@@ -149,7 +154,7 @@ def observe(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str,
     factors, cov = np.array([c.factors for c in known]), np.array([c.cov for c in known]).reshape(-1, 5, 5)
     terms, offset, got, noise = _law(read)
     app = np.repeat(read.app, 2)  # a decode and a prefill row of each engine
-    predicted = offset + np.einsum("ij,ij->i", terms, factors[app])
+    predicted = np.maximum(offset + (terms * factors[app]).sum(axis=1), TINY_S)
     share = terms / predicted[:, None]
     residual = np.clip(got / predicted - 1.0, -0.9, 3.0)
     paces, slow = _paces(beliefs, read, residual[0::2])
@@ -176,51 +181,61 @@ def _start(shape: Shape) -> Calibration:
 
 def _read(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str, Replica]) -> _Readings | None:
     """Rows of these engines; None when nothing can be learnt from any."""
-    shapes = {(s.service, s.variant): i for i, s in enumerate(beliefs.shapes)}
-    cells: dict[tuple[int, str], int] = {}
+    shapes = {(s.service, s.variant): (i, s.timing.kv_capacity_tokens) for i, s in enumerate(beliefs.shapes)}
+    fresh, cells = beliefs.fresh, dict[tuple[int, str], int]()
     rows: list[tuple[float, ...]] = []
     for engine in engines:
-        if engine.steps < MIN_STEPS or engine.tpot_s.kind != "measured" or engine.replica_id in beliefs.fresh:
+        key = engine.replica_id
+        replica = ready.get(key)
+        if replica is None or engine.steps < MIN_STEPS or key in fresh:
             continue
-        replica = ready.get(engine.replica_id)
-        if replica is None or (index := shapes.get((replica.service, replica.variant))) is None:
+        shape = shapes.get((replica.service, replica.variant))
+        if shape is None or (row := _row(engine, shape[1])) is None:
             continue
-        row = _row(engine, beliefs.shapes[index].timing.kv_capacity_tokens)
-        if row is not None:
-            cell = cells.setdefault((index, replica.instance_id), len(cells))
-            rows.append((index, cell, *row))
+        rows.append((shape[0], cells.setdefault((shape[0], replica.instance_id), len(cells)), *row))
     if not rows:
         return None
-    rows.sort(key=lambda row: row[0])
-    table = np.array(rows)
-    used, app = np.unique(table[:, 0].astype(np.intp), return_inverse=True)
+    rows.sort(key=itemgetter(0))
+    table = np.fromiter(chain.from_iterable(rows), np.float64, 9 * len(rows)).reshape(-1, 9)
+    order = table[:, 0].astype(np.intp)
+    new = np.concatenate([[True], order[1:] != order[:-1]])
+    read = [beliefs.shapes[i] for i in order[new].tolist()]
     return _Readings(
-        [beliefs.shapes[i] for i in used], app, table[:, 1].astype(np.intp), [key[1] for key in cells], table[:, 2:]
+        shapes=read,
+        laws=np.array([_constants(shape.timing) for shape in read]),
+        app=np.cumsum(new) - 1,
+        cell=table[:, 1].astype(np.intp),
+        instances=[key[1] for key in cells],
+        seen=table[:, 2:],
     )
+
+
+def _constants(t: Timing) -> tuple[float, ...]:
+    idle = 1.0 - t.moe_active_fraction
+    return (t.a_s, t.b_s_per_seq, t.c_s_per_ktoken, t.prefill_fixed_s, 1.0 / t.prefill_tps, t.moe_w_s, idle)
 
 
 def _row(engine: EngineLoad, kv_capacity: int) -> tuple[float, ...] | None:
     """One engine's figures, or None while it is saturated or says too little."""
-    waiting, kv, batch = engine.waiting, engine.kv_fraction, engine.batch
-    if kv.kind == "measured" and kv.value > KV_FULL:
+    tpot, batch, resident = engine.tpot_s, engine.batch, engine.kv_tokens
+    kv, waiting, running = engine.kv_fraction, engine.waiting, engine.running
+    if type(tpot) is not Measured or type(batch) is not Measured or tpot.value <= 0.0:
         return None
-    if waiting.kind == "measured" and waiting.value > 1.0:
-        running = engine.running.value if isinstance(engine.running, Measured) else 0.0
-        if waiting.value > 0.1 * running:
+    queued = waiting.value if type(waiting) is Measured else 0.0
+    if queued > 1.0 and not (type(running) is Measured and queued <= 0.1 * running.value):
+        return None
+    if type(kv) is Measured:
+        if kv.value > KV_FULL:
             return None
-    if batch.kind != "measured" or engine.tpot_s.kind != "measured" or engine.tpot_s.value <= 0.0:
+        if type(resident) is not Measured:
+            resident = Measured(value=kv.value * kv_capacity, at_s=kv.at_s)
+    if type(resident) is not Measured:
         return None
-    held = engine.kv_tokens
-    if held.kind == "measured":
-        resident = held.value
-    elif kv.kind == "measured":
-        resident = kv.value * kv_capacity
-    else:
-        return None
+    mean_batch = batch.value if batch.value > 1.0 else 1.0
     prefill, prompt = engine.prefill_s, engine.input_tokens
-    has_prefill = prefill.kind == "measured" and prompt.kind == "measured" and engine.samples > 0.0
-    firsts = (prefill.value, prompt.value, engine.samples) if has_prefill else (0.0, 0.0, 0.0)  # type: ignore[union-attr]
-    return (engine.tpot_s.value, max(1.0, batch.value), resident, engine.steps, *firsts)
+    if type(prefill) is Measured and type(prompt) is Measured and engine.samples > 0.0:
+        return (tpot.value, mean_batch, resident.value, engine.steps, prefill.value, prompt.value, engine.samples)
+    return (tpot.value, mean_batch, resident.value, engine.steps, 0.0, 0.0, 0.0)
 
 
 def _law(read: _Readings) -> tuple[F8, F8, F8, F8]:
@@ -229,27 +244,25 @@ def _law(read: _Readings) -> tuple[F8, F8, F8, F8]:
     A missing prefill is a row of infinite noise.
     """
     tpot, batch, kv, steps, prefill, prompt, prompts = read.seen.T
-    timings = [shape.timing for shape in read.shapes]
-    laws = [(t.a_s, t.b_s_per_seq, t.c_s_per_ktoken, t.prefill_fixed_s, 1.0 / t.prefill_tps) for t in timings]
-    experts = np.array([[t.moe_w_s, 1.0 - t.moe_active_fraction] for t in timings])
-    a, b, c, fixed, per_token = np.array(laws)[read.app].T
-    moe = experts[read.app, 0] * (1.0 - experts[read.app, 1] ** batch)
+    a, b, c, fixed, per_token, experts_s, idle = read.laws[read.app].T
+    moe = experts_s * (1.0 - idle**batch)
     busy = 1.0 - batch**-2.4  # Poisson arrivals: 1 - exp(-x) where x / (1 - exp(-x)) = batch, to .04
     per_step = busy * prompts / steps
     passes = busy * np.maximum(1.0, prompt / CHUNK_TOKENS + 0.5)
     plain = np.maximum(0.0, tpot - per_step * prefill)  # steps without a prefill; a long step gathers more arrivals
     others = per_step * (plain**2 + per_step * prefill**2) / tpot**2
-    decode = np.stack([a, b * batch, c * kv / 1000.0])
-    fill = np.stack([fixed, per_token * prompt])
-    terms = np.empty((2 * len(tpot), 5))
-    terms[0::2] = np.vstack([decode, per_step * fill]).T
-    terms[1::2] = np.vstack([passes * decode, (1.0 + others) * fill]).T
-    offset = np.stack([moe, passes * moe], axis=1).ravel()
-    got = np.stack([tpot, prefill], axis=1).ravel()
+    rows = np.empty((7, 2, len(tpot)))  # the five terms, the expert term, what was got; decode and prefill
+    for i, term in enumerate((a, b * batch, c * kv / 1000.0)):
+        rows[i] = term, passes * term
+    for i, term in enumerate((fixed, per_token * prompt), 3):
+        rows[i] = per_step * term, (1.0 + others) * term
+    rows[5] = moe, passes * moe
+    rows[6] = tpot, prefill
     with np.errstate(divide="ignore"):
         own = NOISE[1] ** 2 + SAMPLING[1] ** 2 / prompts + (CROWDING * others) ** 2
-    noise = np.stack([NOISE[0] ** 2 + SAMPLING[0] ** 2 / steps, own], axis=1).ravel()
-    return terms, offset, got, noise
+    noise = np.array([NOISE[0] ** 2 + SAMPLING[0] ** 2 / steps, own])
+    paired = rows.transpose(2, 1, 0).reshape(-1, 7)
+    return paired[:, :5], paired[:, 5], paired[:, 6], noise.T.ravel()
 
 
 # ---- the estimate ---------------------------------------------------------------------------------------------------
@@ -272,16 +285,10 @@ def _sums(app: NDArray[np.intp], share: F8, residual: F8, noise: F8, cov: F8, sl
         weight = np.where(slow, 0.0, np.minimum(1.0, HUBER / far)) / noise
     n = len(app) // 2
     apps = int(app[-1]) + 1
-    columns = np.concatenate(
-        [
-            (share[:, :, None] * share[:, None, :]).reshape(-1, 25),
-            share * residual[:, None],
-            np.ones((2 * n, 1)),
-            residual[:, None],
-            doubt[:, None],
-        ],
-        axis=1,
-    )
+    columns = np.empty((2 * n, 33))
+    columns[:, :25] = (share[:, :, None] * share[:, None, :]).reshape(-1, 25)
+    columns[:, 25:30] = share * residual[:, None]
+    columns[:, 30], columns[:, 31], columns[:, 32] = 1.0, residual, doubt
     columns *= weight[:, None]
     starts = np.searchsorted(app[0::2], np.arange(apps))
     table = np.add.reduceat(columns.reshape(n, 66), starts, axis=0).reshape(apps, 2, 33)
@@ -305,11 +312,11 @@ def _step(
     count = np.bincount(read.app)
     relax = 1.0 - np.exp(-np.bincount(read.app, weights=busy_s) / count / RELAX_S)
     before = cov + relax[:, None, None] * (prior - cov)
-    gram = np.einsum("ak,akij->aij", sums.kept, sums.gram)
-    pull = np.einsum("ak,aki->ai", sums.kept, sums.pull)
-    after = np.linalg.inv(np.linalg.inv(before) + gram)
+    gram = (sums.kept[:, :, None, None] * sums.gram).sum(axis=1)
+    pull = (sums.kept[:, :, None] * sums.pull).sum(axis=1)
+    after = np.linalg.solve(np.eye(5) + before @ gram, before)
     after = (after + after.transpose(0, 2, 1)) / 2.0
-    moved = np.clip(factors + np.einsum("aij,aj->ai", after, pull), FACTOR_MIN, FACTOR_MAX)
+    moved = np.clip(factors + (after @ pull[:, :, None])[:, :, 0], FACTOR_MIN, FACTOR_MAX)
     scored = _scores(sums)
     widths = _widths(read, moved, after)
     rows = []
@@ -353,19 +360,15 @@ def _widths(read: _Readings, factors: F8, cov: F8) -> F8:
     """Relative standard deviations (apps, 2) of a decode step at twice the mean load of this tick, and of a prefill."""
     counts = np.bincount(read.app)
     batch, kv, prompt = (np.bincount(read.app, weights=read.seen[:, i]) / counts for i in (1, 2, 5))
-    timings = [shape.timing for shape in read.shapes]
-    decode, fill = np.zeros((len(counts), 5)), np.zeros((len(counts), 5))
-    decode[:, 0] = [t.a_s for t in timings]
-    decode[:, 1] = 2.0 * batch * [t.b_s_per_seq for t in timings]
-    decode[:, 2] = 2.0 * kv / 1000.0 * [t.c_s_per_ktoken for t in timings]
-    fill[:, 3] = [t.prefill_fixed_s for t in timings]
-    fill[:, 4] = np.maximum(1.0, prompt) / [t.prefill_tps for t in timings]
-    moe = [t.moe_w_s * (1.0 - (1.0 - t.moe_active_fraction) ** (2.0 * n)) for t, n in zip(timings, batch, strict=True)]
-    out = []
-    for terms, offset in ((decode, np.array(moe)), (fill, np.zeros(len(counts)))):
-        mean = offset + np.einsum("ai,ai->a", terms, factors)
-        out.append(np.sqrt(np.einsum("ai,aij,aj->a", terms, cov, terms)) / mean)
-    return np.stack(out, axis=1)
+    terms = np.zeros((len(counts), 2, 5))
+    terms[:, 0, 0], terms[:, 0, 1], terms[:, 0, 2] = 1.0, 2.0 * batch, 2.0 * kv / 1000.0
+    terms[:, 1, 3], terms[:, 1, 4] = 1.0, np.maximum(1.0, prompt)
+    terms *= read.laws[:, None, :5]
+    mean = np.einsum("aki,ai->ak", terms, factors)
+    mean[:, 0] += read.laws[:, 5] * (1.0 - read.laws[:, 6] ** (2.0 * batch))
+    variance = np.einsum("aki,aij,akj->ak", terms, cov, terms)
+    widths: F8 = np.sqrt(variance) / np.maximum(mean, TINY_S)
+    return widths
 
 
 # ---- drifts ---------------------------------------------------------------------------------------------------------
@@ -414,33 +417,36 @@ def _blamed(trail: tuple[float, ...], factors: tuple[float, ...], at_s: float) -
 
 # ---- slow nodes -----------------------------------------------------------------------------------------------------
 def _paces(beliefs: Beliefs, read: _Readings, residual: F8) -> tuple[dict[str, Pace], NDArray[np.bool_]]:
-    """How instances keep up after this tick, and which rows are of instances that do not."""
-    paces = {key: pace for key, pace in beliefs.paces.items() if key in beliefs.instances}
-    ratio = np.log1p(residual)
+    """The instances that seem to lag, after this tick, and which rows are of those that were named slow."""
     cells = len(read.instances)
-    count = np.bincount(read.cell, minlength=cells)
-    mean = np.bincount(read.cell, weights=ratio, minlength=cells) / count
+    mean = np.bincount(read.cell, weights=np.log1p(residual)) / np.bincount(read.cell)
     app = np.zeros(cells, dtype=np.intp)
     app[read.cell] = read.app
-    order = np.lexsort((mean, app))
     size = np.bincount(app)
     first = np.cumsum(size) - size
-    reference = mean[order][first + (size - 1) // 2]  # the lower middle: of two nodes the faster
-    behind = (mean - reference[app]).tolist()
-    alone = (size[app] < 2).tolist()
-    seen: dict[str, list[float]] = {}
-    for instance, late, single in zip(read.instances, behind, alone, strict=True):
-        if not single and instance in beliefs.instances:
-            seen.setdefault(instance, []).append(late)
-    for instance, lates in seen.items():
-        paces[instance] = _paced(paces.get(instance), sum(lates) / len(lates))
+    reference = mean[np.lexsort((mean, app))][first + (size - 1) // 2]  # the lower middle: of two nodes the faster
+    behind = np.where(size[app] > 1, mean - reference[app], np.nan)  # one alone lags behind nobody
+    paces = {key: pace for key, pace in beliefs.paces.items() if key in beliefs.instances}
+    suspects = np.flatnonzero(behind > log(SLOW_OVER)).tolist()
+    if not paces and not suspects:
+        return paces, np.zeros(len(residual), dtype=np.bool_)
+    lags: dict[str, list[float]] = {read.instances[i]: [] for i in suspects if read.instances[i] in beliefs.instances}
+    for instance, lag in zip(read.instances, behind.tolist(), strict=True):
+        if lag == lag and (instance in lags or instance in paces):
+            lags.setdefault(instance, []).append(lag)
+    for instance, rows in lags.items():
+        paced = _paced(paces.pop(instance, None), sum(rows) / len(rows))
+        if paced is not None:
+            paces[instance] = paced
     slow = [instance in paces and paces[instance].slow for instance in read.instances]
     return paces, np.array(slow)[read.cell]
 
 
-def _paced(known: Pace | None, behind: float) -> Pace:
+def _paced(known: Pace | None, lag: float) -> Pace | None:
+    """A suspect's record after one more observation, or None once it keeps up."""
     before = known or Pace(0.0, 0, False)
     ticks = min(before.ticks + 1, PACE_MEMORY)
-    mean = before.log_ratio + (behind - before.log_ratio) / ticks
-    limit = log(SLOW_OVER if before.slow else SLOW_AT)
-    return Pace(mean, ticks, ticks >= PACE_TICKS and mean >= limit)
+    mean = before.log_ratio + (lag - before.log_ratio) / ticks
+    if mean < log(SLOW_OVER):
+        return None
+    return Pace(mean, ticks, before.slow or (ticks >= PACE_TICKS and mean >= log(SLOW_AT)))
