@@ -9,18 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from policies import tree
-from policies.problems import Path, Problem
+from policies.problems import Path, Problem, Problems
 from policies.words import show
 
 MAX_SHOWN = 80
 
 
-class OverrideProblem(ValueError):
-    """An override that cannot be applied; `problem` says why and what to write."""
+class OverrideProblem(Problems):
+    """An override that cannot be applied: why, and what to write."""
 
     def __init__(self, override: str, text: str) -> None:
-        self.problem = Problem(label(override), 0, "", text)
-        super().__init__(str(self.problem))
+        super().__init__([Problem(label(override), 0, "", text)])
 
 
 def label(override: str) -> str:

@@ -276,7 +276,7 @@ def _catalogue_problems(document: tree.Document, scenario: Scenario, written: tu
     """Overrides that do not fit the catalogue, and variants that no hardware can run."""
     inline = document.part(("catalogue",)) if document.data.get("catalogue") else None
     try:
-        load_catalogue(scenario._policy_folder, inline)
+        vars(scenario)["catalogue_set"] = load_catalogue(scenario._policy_folder, inline)  # read once, with its lines
         scenario.shapes  # noqa: B018 - computed now, so that what is wrong is said before anything starts
     except CatalogueProblems as error:
         return list(written_by(error, written))

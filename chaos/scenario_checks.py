@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from autoscaler.core.learn import family
 from chaos.faults import INSTANT, KINDS
 from chaos.scenario_format import Fault, Recorded, Supply
 from policies.problems import Path, suggestion
@@ -86,7 +87,8 @@ def _loads(scenario: Scenario) -> Iterator[Finding]:
 
 
 def _quotas(scenario: Scenario) -> Iterator[Finding]:
-    families = sorted({instance.family for instance in scenario.catalogue_set.instance_types.values()})
+    exact = {instance.family for instance in scenario.catalogue_set.instance_types.values()}
+    families = sorted(exact | {family(name) for name in exact})
     for index, quota in enumerate(scenario.quotas):
         if quota.family not in families:
             yield ("quotas", index, "family"), f"{quota.family} is no family; {suggestion(quota.family, families)}"

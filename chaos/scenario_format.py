@@ -323,7 +323,10 @@ class Supply(Strict):
 
 
 class Quota(Strict):
-    """GPUs of one family that may run in one market at once, starting ones included."""
+    """GPUs of one family that may run in one market at once, starting ones included.
+
+    A family is what the cloud counts by (its letters: ``g``, ``p``) or one generation of it (``g6e``).
+    """
 
     family: str
     market: Market

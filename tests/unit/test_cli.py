@@ -25,7 +25,10 @@ from policies.model import PolicySet
 from tests.scene import Scene, offering, service, unit
 
 START_S = 0.5
-COMMANDS = ("advise", "apply", "bench", "check", "down", "explain", "render", "replay", "run", "schema", "status", "up")
+COMMANDS = (
+    *("advise", "apply", "bench", "check", "down", "explain", "render", "replay", "run", "schema", "simulate"),
+    *("status", "up"),
+)
 UNIT = """
 unit: support
 owner: o@example.com
