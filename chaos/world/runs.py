@@ -139,7 +139,8 @@ def facts(scenario: Scenario, seed: int) -> dict[str, Any]:
     """The scenario as plain values with `shapes`: every variant with what one replica carries by our capacity model.
 
     A shape has service, variant, instance_type, instance_gpus, gpus, nodes, capacity_rps (planned requests/s),
-    max_batch, timing (the catalogue's constants), load_prior_s, boot_prior_s.
+    max_batch, input_tokens and output_tokens (the mean mix behind them), timing (the catalogue's constants),
+    load_prior_s, boot_prior_s.
     """
     told: dict[str, Any] = scenario.model_dump(mode="json")
     entries = {key: entry for key, _, entry in scenario.policy_set.services()}
@@ -161,6 +162,8 @@ def _shape(scenario: Scenario, shape: Shape, entry: Service, mix: Mix) -> dict[s
         "nodes": shape.nodes,
         "capacity_rps": carries.rps,
         "max_batch": carries.batch,
+        "input_tokens": mix.input_tokens,
+        "output_tokens": mix.output_tokens,
         "timing": asdict(shape.timing),
         "load_prior_s": shape.load_prior_s,
         "boot_prior_s": shape.boot_prior_s,
