@@ -113,8 +113,9 @@ class Calibration:
 
     `factors` multiply the constants of `prior`, in the order of `calibrate.CONSTANTS`; `cov` is their covariance, row
     by row. `timing` is `prior` with the factors applied. Widths are relative standard deviations: of a decode step at
-    twice the load last seen, and of a prefill. `ticks` counts the observations learnt from. `rise`, `fall` and `trail`
-    are the drift test's sums: upward and downward for decode and prefill, and what each constant would explain.
+    twice the load last seen, and of a prefill. `ticks` counts the observations since learning began, or began anew.
+    `rise` and `fall` are the drift test's sums for decode and prefill; `before` are the factors in force at its alarm,
+    until what moved is known.
     """
 
     prior: Timing
@@ -126,7 +127,7 @@ class Calibration:
     ticks: int = 0
     rise: tuple[float, float] = (0.0, 0.0)
     fall: tuple[float, float] = (0.0, 0.0)
-    trail: tuple[float, ...] = ()
+    before: tuple[float, ...] = ()
     drift: Drift | None = None
 
 

@@ -13,8 +13,8 @@ the engine decodes at all:
 Residuals are relative. One observation of an application is a Kalman step: Huber weights, noise that engines share (so
 that a hundred engines are not a hundred witnesses), and a covariance that relaxes towards the catalogue's own
 uncertainty over a day of work, never over time without work. A two-sided CUSUM of the standardised mean residual finds
-drifts; the constant whose change alone explains most of what led to the alarm is named. A node is compared with the
-other nodes of the same applications at the same moment, so that a slow fleet makes no node slow.
+drifts; after an alarm the law is learnt anew, and the constant that then has moved most is named. A node is compared
+with the other nodes of the same applications at the same moment, so that a slow fleet makes no node slow.
 
 Sources: R. Kalman 1960; P. Huber 1964; E. Page 1954.
 """
@@ -55,7 +55,7 @@ RELAX_S = 86_400.0
 HUBER = 1.5
 SETTLED_TICKS = 12
 CUSUM_SLACK, CUSUM_ALARM, CUSUM_CLIP = 0.5, 6.0, 3.0
-NAMED_BY = 1.1  # a constant other than the first must explain this much more to be blamed
+DRIFT_MIN, DRIFT_SD = 0.07, 2.0  # the least log of a change that is called one, and how clear it must be
 
 SLOW_AT, SLOW_OVER = 1.25, 1.12  # named from here on, and cleared below there
 PACE_TICKS, PACE_MEMORY = 4, 12
@@ -157,10 +157,9 @@ def observe(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str,
     predicted = np.maximum(offset + (terms * factors[app]).sum(axis=1), TINY_S)
     share = terms / predicted[:, None]
     residual = np.clip(got / predicted - 1.0, -0.9, 3.0)
-    paces, slow = _paces(beliefs, read, residual[0::2])
+    paces, slow, named = _paces(beliefs, read, residual[0::2])
     sums = _sums(app, share, residual, noise, cov, np.repeat(slow, 2))
-    busy_s = read.seen[:, 0] * read.seen[:, 3]
-    learnt = _step(read, known, factors, cov, sums, busy_s, at_s)
+    learnt = _step(read, known, factors, cov, sums, named, at_s)
     calibrations = beliefs.calibrations | {app_name(c[0].service, c[0].variant): c[1] for c in learnt}
     return replace(beliefs, calibrations=calibrations, paces=paces)
 
@@ -175,7 +174,6 @@ def _start(shape: Shape) -> Calibration:
         cov=cov,
         width=spread,
         prefill_width=spread,
-        trail=(0.0,) * 10,
     )
 
 
@@ -304,13 +302,13 @@ def _sums(app: NDArray[np.intp], share: F8, residual: F8, noise: F8, cov: F8, sl
 
 
 def _step(
-    read: _Readings, known: list[Calibration], factors: F8, cov: F8, sums: _Sums, busy_s: F8, at_s: float
+    read: _Readings, known: list[Calibration], factors: F8, cov: F8, sums: _Sums, named: list[bool], at_s: float
 ) -> list[tuple[Shape, Calibration]]:
     """One Kalman step of every application that was read."""
     spread = np.array([max(s.uncertainty, PRIOR_SPREAD_MIN) for s in read.shapes])
     prior = spread[:, None, None] ** 2 * np.eye(5)
-    count = np.bincount(read.app)
-    relax = 1.0 - np.exp(-np.bincount(read.app, weights=busy_s) / count / RELAX_S)
+    busy_s = np.bincount(read.app, weights=read.seen[:, 0] * read.seen[:, 3]) / np.bincount(read.app)
+    relax = 1.0 - np.exp(-busy_s / RELAX_S)
     before = cov + relax[:, None, None] * (prior - cov)
     gram = (sums.kept[:, :, None, None] * sums.gram).sum(axis=1)
     pull = (sums.kept[:, :, None] * sums.pull).sum(axis=1)
@@ -319,33 +317,26 @@ def _step(
     moved = np.clip(factors + (after @ pull[:, :, None])[:, :, 0], FACTOR_MIN, FACTOR_MAX)
     scored = _scores(sums)
     widths = _widths(read, moved, after)
+    flat, factor_rows = after.reshape(-1, 25).tolist(), moved.tolist()
     rows = []
     for i, (shape, was) in enumerate(zip(read.shapes, known, strict=True)):
-        rise, fall, trail, drift = _drift(was, scored[i], gram[i], pull[i], at_s)
-        fresh = drift is not None
-        rows.append(
-            (
-                shape,
-                Calibration(
-                    prior=shape.timing,
-                    timing=_applied(shape.timing, moved[i]),
-                    factors=tuple(moved[i].tolist()),
-                    cov=tuple((prior[i] if fresh else after[i]).ravel().tolist()),
-                    width=float(widths[i, 0]),
-                    prefill_width=float(widths[i, 1]),
-                    ticks=was.ticks + 1,
-                    rise=rise,
-                    fall=fall,
-                    trail=trail,
-                    drift=drift or was.drift,
-                ),
-            )
+        now = replace(
+            was,
+            timing=_applied(shape.timing, factor_rows[i]),
+            factors=tuple(factor_rows[i]),
+            cov=tuple(flat[i]),
+            width=float(widths[i, 0]),
+            prefill_width=float(widths[i, 1]),
+            ticks=was.ticks + 1,
         )
+        if named[i]:  # until now a slow node had a say
+            now = _anew(now, prior[i])
+        rows.append((shape, _tested(now, scored[i], prior[i], at_s)))
     return rows
 
 
-def _applied(prior: Timing, factors: F8) -> Timing:
-    a, b, c, fixed, per_token = factors.tolist()
+def _applied(prior: Timing, factors: Sequence[float]) -> Timing:
+    a, b, c, fixed, per_token = factors
     return replace(
         prior,
         a_s=prior.a_s * a,
@@ -381,43 +372,45 @@ def _scores(sums: _Sums) -> list[list[float]]:
     return found
 
 
-def _drift(
-    was: Calibration, score: list[float], gram: F8, pull: F8, at_s: float
-) -> tuple[tuple[float, float], tuple[float, float], tuple[float, ...], Drift | None]:
-    """The drift test's sums after this tick, and the drift if it raised the alarm."""
-    clear = (0.0, 0.0)
-    nothing = (0.0,) * 10
-    if was.ticks < SETTLED_TICKS:
-        return clear, clear, nothing, None
-    rise = (_sum(was.rise[0], score[0]), _sum(was.rise[1], score[1]))
-    fall = (_sum(was.fall[0], -score[0]), _sum(was.fall[1], -score[1]))
-    highest = max(*rise, *fall)
-    if highest == 0.0:
-        return rise, fall, nothing, None
-    trail = tuple((np.array(was.trail) + np.concatenate([pull, gram.diagonal()])).tolist())
-    if highest < CUSUM_ALARM:
-        return rise, fall, trail, None
-    return clear, clear, nothing, _blamed(trail, was.factors, at_s)
+def _tested(now: Calibration, score: list[float], prior: F8, at_s: float) -> Calibration:
+    """The drift test. An alarm makes the law doubtful and learnt anew; what has moved is said when that has settled."""
+    if now.ticks < SETTLED_TICKS:
+        return now
+    if now.before:
+        return replace(now, before=(), drift=_moved(now, at_s) or now.drift)
+    rise = (_sum(now.rise[0], score[0]), _sum(now.rise[1], score[1]))
+    fall = (_sum(now.fall[0], -score[0]), _sum(now.fall[1], -score[1]))
+    if max(*rise, *fall) < CUSUM_ALARM:
+        return replace(now, rise=rise, fall=fall)
+    return replace(_anew(now, prior), before=now.factors)
 
 
 def _sum(before: float, score: float) -> float:
     return max(0.0, before + score - CUSUM_SLACK)
 
 
-def _blamed(trail: tuple[float, ...], factors: tuple[float, ...], at_s: float) -> Drift:
-    """The constant whose change alone leaves the smallest residuals, and that change."""
-    best, gain = 0, 0.0
-    for i in range(5):
-        explained = trail[i] ** 2 / trail[5 + i] if trail[5 + i] > 0.0 else 0.0
-        if explained > gain * (NAMED_BY if i else 1.0):
-            best, gain = i, explained
-    change = trail[best] / trail[5 + best] if trail[5 + best] > 0.0 else 0.0
-    return Drift(constant=CONSTANTS[best], ratio=1.0 + change / factors[best], at_s=at_s)
+def _anew(now: Calibration, prior: F8) -> Calibration:
+    """The same factors, no longer believed more than the catalogue was."""
+    return replace(now, cov=tuple(prior.ravel().tolist()), ticks=0, rise=(0.0, 0.0), fall=(0.0, 0.0))
+
+
+def _moved(now: Calibration, at_s: float) -> Drift | None:
+    """The constant that changed most since the alarm, of those whose change is clear."""
+    best, most = 0, DRIFT_MIN
+    for i, (before, after) in enumerate(zip(now.before, now.factors, strict=True)):
+        clear = abs(after - before) > DRIFT_SD * now.cov[6 * i] ** 0.5
+        if clear and abs(log(after / before)) > most:
+            best, most = i, abs(log(after / before))
+    if most == DRIFT_MIN:
+        return None
+    return Drift(constant=CONSTANTS[best], ratio=now.factors[best] / now.before[best], at_s=at_s)
 
 
 # ---- slow nodes -----------------------------------------------------------------------------------------------------
-def _paces(beliefs: Beliefs, read: _Readings, residual: F8) -> tuple[dict[str, Pace], NDArray[np.bool_]]:
-    """The instances that seem to lag, after this tick, and which rows are of those that were named slow."""
+def _paces(beliefs: Beliefs, read: _Readings, residual: F8) -> tuple[dict[str, Pace], NDArray[np.bool_], list[bool]]:
+    """The instances that seem to lag, after this tick; which rows are of those called slow; which applications have an
+    engine on one that was called so only now.
+    """
     cells = len(read.instances)
     mean = np.bincount(read.cell, weights=np.log1p(residual)) / np.bincount(read.cell)
     app = np.zeros(cells, dtype=np.intp)
@@ -429,7 +422,7 @@ def _paces(beliefs: Beliefs, read: _Readings, residual: F8) -> tuple[dict[str, P
     paces = {key: pace for key, pace in beliefs.paces.items() if key in beliefs.instances}
     suspects = np.flatnonzero(behind > log(SLOW_OVER)).tolist()
     if not paces and not suspects:
-        return paces, np.zeros(len(residual), dtype=np.bool_)
+        return paces, np.zeros(len(residual), dtype=np.bool_), [False] * len(size)
     lags: dict[str, list[float]] = {read.instances[i]: [] for i in suspects if read.instances[i] in beliefs.instances}
     for instance, lag in zip(read.instances, behind.tolist(), strict=True):
         if lag == lag and (instance in lags or instance in paces):
@@ -438,8 +431,13 @@ def _paces(beliefs: Beliefs, read: _Readings, residual: F8) -> tuple[dict[str, P
         paced = _paced(paces.pop(instance, None), sum(rows) / len(rows))
         if paced is not None:
             paces[instance] = paced
-    slow = [instance in paces and paces[instance].slow for instance in read.instances]
-    return paces, np.array(slow)[read.cell]
+    slow = np.array([_is_slow(paces, instance) for instance in read.instances])
+    new = slow & ~np.array([_is_slow(beliefs.paces, instance) for instance in read.instances])
+    return paces, slow[read.cell], (np.bincount(app, weights=new) > 0.0).tolist()
+
+
+def _is_slow(paces: Mapping[str, Pace], instance: str) -> bool:
+    return instance in paces and paces[instance].slow
 
 
 def _paced(known: Pace | None, lag: float) -> Pace | None:
