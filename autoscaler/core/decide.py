@@ -7,18 +7,18 @@ of the cluster or of the cloud the last targets are repeated and nothing is laun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 
 from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief, ServiceBelief
+from .berths import Berth, Need, Option, Purse
 from .capacity import Capacity, capacity, mix_or_prior
 from .demand import boot_s, demands, load_s
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState, expired
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
-from .place import CLOSING_S, Berth, Need, Option, Order, Purse, place
+from .place import Order, open_for_work, place
 from .publish import to_message as to_message
 from .reasons import ReasonCode, why
 from .release import Presence, drains, terminates
@@ -35,8 +35,9 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
         return _repeat(policy, beliefs, cloud.why, now_s, plan_id)
     presence = Presence.of(serving)
     asked = demands(policy, beliefs, presence.by_service(), now_s)
-    usable = _berths(beliefs, presence, now_s)
-    orders, needs = place(_needs(asked, policy, beliefs), usable, beliefs, now_s)
+    needs = _needs(asked, policy, beliefs)
+    usable = _berths(beliefs, presence, needs, now_s)
+    orders = place(needs, usable, beliefs, now_s)
     return Plan(
         id=plan_id,
         at_s=now_s,
@@ -81,7 +82,10 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
     needs = []
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
         known = beliefs.services.get(key, ServiceBelief())
-        options = tuple(Option(shape=s, capacity=_capacity(s, known, entry)) for s in shapes.get(key, ()))
+        options = tuple(
+            Option(shape=s, capacity=_capacity(s, known, entry), lead_s=boot_s(beliefs, s) + load_s(beliefs, s))
+            for s in shapes.get(key, ())
+        )
         needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options))
     return tuple(needs)
 
@@ -91,20 +95,28 @@ def _capacity(shape: Shape, known: ServiceBelief, entry: Service) -> Capacity:
     return capacity(shape.timing, mix, entry.slo, entry.goal)
 
 
-def _berths(beliefs: Beliefs, presence: Presence, now_s: float) -> list[Berth]:
-    """Instances that may be given work: in the cluster and staying, or starting and not past their deadline."""
+def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s: float) -> list[Berth]:
+    """Instances that may be given work: in the cluster and staying, or starting and not past their deadline.
+
+    One whose offering ends within the lead of a successor gets no more: the successor is ordered now, and what runs
+    there stays in the targets until it is ready.
+    """
+    leads: dict[str, float] = {}
+    for option in (option for need in needs for option in need.options):
+        kind = option.shape.instance_type
+        leads[kind] = max(option.lead_s, leads.get(kind, 0.0))
     berths = []
     for key in sorted(beliefs.instances):
         instance = beliefs.instances[key]
         offering = beliefs.offers.get(instance.offering)
-        if offering is not None and _usable(instance, offering, now_s):
+        if offering is not None and _usable(instance, offering, leads.get(offering.instance_type, 0.0), now_s):
             berths.append(
                 Berth(
                     instance_id=key,
                     offering=offering,
                     joined=instance.state is InstanceState.JOINED,
                     launched_at_s=instance.launched_at_s,
-                    present=dict(presence.by_instance.get(key, {})),
+                    present=presence.led.get(key, {}),
                 )
             )
     for token, intent in sorted(beliefs.intents.items()):  # calls without an answer yet: they may be coming
@@ -123,10 +135,10 @@ def _berths(beliefs: Beliefs, presence: Presence, now_s: float) -> list[Berth]:
     return berths
 
 
-def _usable(instance: InstanceBelief, offering: Offering, now_s: float) -> bool:
+def _usable(instance: InstanceBelief, offering: Offering, lead_s: float, now_s: float) -> bool:
     if instance.reclaim_at_s is not None or instance.missing_since_s is not None:
         return False
-    if offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
+    if not open_for_work(offering, lead_s, now_s):
         return False
     if instance.state is InstanceState.JOINED:
         return True
@@ -135,7 +147,9 @@ def _usable(instance: InstanceBelief, offering: Offering, now_s: float) -> bool:
 
 def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -> tuple[Target, ...]:
     """What to publish: replicas placed in the cluster, and those on leaving nodes until a successor is ready."""
-    wanted, here = _given(berths), _given(berth for berth in berths if berth.joined)
+    seats = [seat for need in needs for seat in need.seats]
+    wanted = Counter(seat.option.app for seat in seats)
+    here = Counter(seat.option.app for seat in seats if seat.joined)
     staying = {berth.instance_id for berth in berths}
     leaving, ready = presence.outside(staying), presence.ready_inside(staying)
     rows = []
@@ -172,14 +186,6 @@ def _handover(
         handover[app] = max(0, min(leaving[app] - served_by_serve[app], lacking))
         lacking -= handover[app]
     return handover
-
-
-def _given(berths: Iterable[Berth]) -> Counter[str]:
-    """Replicas by application that these berths were given."""
-    given: Counter[str] = Counter()
-    for berth in berths:
-        given.update(berth.given)
-    return given
 
 
 def _unplaced(need: Need) -> int:

@@ -90,7 +90,9 @@ ReplicaState = Literal["pending", "loading", "ready", "draining"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One engine. `instance_id` is empty while Ray has found no place for it (state `pending`)."""
+    """One engine. `instance_id` is empty while Ray has found no place for it (state `pending`); `also_on` names the
+    other instances of one that spans several.
+    """
 
     replica_id: str
     service: str
@@ -98,6 +100,7 @@ class Replica:
     instance_id: str
     state: ReplicaState
     since_s: float
+    also_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,10 @@ class ServingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offering:
-    """A place to get instances. `pool` names what fails together; equal pools are refused together."""
+    """A place to get instances, from `starts_at_s` to `ends_at_s` where it has such limits (a Capacity Block).
+
+    `pool` names what fails together; equal pools are refused together.
+    """
 
     offering: str
     pool: str
@@ -133,6 +139,7 @@ class Offering:
     price_usd_per_h: float
     region: str = ""
     reservation: str = ""
+    starts_at_s: float | None = None
     ends_at_s: float | None = None
 
 

@@ -2,144 +2,21 @@
 
 Pure; may not do I/O or read a clock. Services are served in order of priority. Each first keeps the places it has (a
 replica that stays costs nothing), then takes free GPUs of nodes in the cluster, then of instances still starting, then
-orders. Offerings that refused lately are not asked: memory outranks price. TP never spans instances.
+orders. Offerings that refused lately are not asked: memory outranks price. TP never spans instances; a replica of
+several nodes takes as many instances of one zone, all or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 
-from policies.model import Service, Unit
-from serve_apps.wire import app_name
-
 from .beliefs import Beliefs, Breaker, OfferingBelief
-from .capacity import Capacity
-from .model import Demand, Offering, Shape
+from .berths import CLOSING_S, PREEMPTIBLE, SUNK, Berth, Need, Option, Seat
+from .model import Offering
 from .reasons import Reason, ReasonCode, why
-
-CLOSING_S = 2400.0  # a Capacity Block takes no new work from 40 minutes before its end
-SUNK = frozenset({"odcr", "block"})  # paid for whether used or not
-PREEMPTIBLE = frozenset({"spot", "interruptible"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One way to serve a service: a variant's shape and what a replica of it carries."""
-
-    shape: Shape
-    capacity: Capacity
-
-    @property
-    def app(self) -> str:
-        """The Serve application of this variant."""
-        return app_name(self.shape.service, self.shape.variant)
-
-
-@dataclass(slots=True, kw_only=True)
-class Berth:
-    """A usable instance and who is given its GPUs. `present` counts the replicas that are on it now, by application."""
-
-    instance_id: str
-    offering: Offering
-    joined: bool
-    launched_at_s: float
-    present: dict[str, int]
-    given: dict[str, int] = field(default_factory=dict)
-    free_gpus: int = 0
-
-    def __post_init__(self) -> None:
-        self.free_gpus = self.offering.gpus
-
-    @property
-    def usd_per_gpu_h(self) -> float:
-        """Price of one of its GPUs."""
-        return self.offering.price_usd_per_h / max(1, self.offering.gpus)
-
-
-@dataclass(slots=True, kw_only=True)
-class Purse:
-    """What a unit may still take in this plan. None means no limit."""
-
-    unit: Unit
-    gpus: int = 0
-    usd_per_h: float = 0.0
-
-    def refusal(self, gpus: int, usd_per_h: float) -> Reason | None:
-        """The limit that one more replica would break, if any."""
-        quota, budget = self.unit.quota_gpus, self.unit.budget_usd_per_h
-        if quota is not None and self.gpus + gpus > quota:
-            return why(ReasonCode.QUOTA_GPUS, self.unit.unit, quota_gpus=quota, wanted_gpus=self.gpus + gpus)
-        if budget is not None and self.usd_per_h + usd_per_h > budget:
-            planned = self.usd_per_h + usd_per_h
-            return why(ReasonCode.BUDGET, self.unit.unit, budget_usd_per_h=budget, planned_usd_per_h=planned)
-        return None
-
-
-@dataclass(slots=True, kw_only=True)
-class Need:
-    """One service's demand while it is being placed."""
-
-    demand: Demand
-    entry: Service
-    purse: Purse
-    options: tuple[Option, ...]
-    rps: float = 0.0
-    replicas: int = 0
-    steady: int = 0  # replicas on markets that are not taken back
-    reasons: list[Reason] = field(default_factory=list)
-
-    def missing(self, option: Option) -> int:
-        """Replicas of `option` still needed, within the policy's bounds."""
-        by_rate = ceil(max(0.0, self.demand.arrival_rps - self.rps) / option.capacity.rps - 1e-9)
-        wanted = max(by_rate, self.demand.replicas_floor - self.replicas)
-        return max(0, min(wanted, self.entry.max_replicas - self.replicas))
-
-    @property
-    def short(self) -> bool:
-        """Whether any replica is still needed."""
-        return any(self.missing(option) for option in self.options)
-
-    def allows(self, offering: Offering) -> bool:
-        """Whether the policy lets this service use the offering for its next replica."""
-        entry = self.entry
-        return (
-            offering.market in entry.markets
-            and (not entry.zones or offering.zone in entry.zones)
-            and (not entry.instance_types or offering.instance_type in entry.instance_types)
-            and not (offering.market in PREEMPTIBLE and self.steady < entry.on_demand_floor)
-        )
-
-    def give(self, option: Option, berth: Berth) -> bool:
-        """Put one replica on the berth; False (with the reason noted) when a limit of its unit forbids it."""
-        gpus = option.shape.gpus
-        refusal = self.purse.refusal(gpus, gpus * berth.usd_per_gpu_h)
-        if refusal is not None:
-            self.note(refusal)
-            return False
-        self.purse.gpus += gpus
-        self.purse.usd_per_h += gpus * berth.usd_per_gpu_h
-        self._count(option, berth, 1)
-        return True
-
-    def take_back(self, option: Option, berth: Berth) -> None:
-        """Undo one `give`."""
-        self.purse.gpus -= option.shape.gpus
-        self.purse.usd_per_h -= option.shape.gpus * berth.usd_per_gpu_h
-        self._count(option, berth, -1)
-
-    def _count(self, option: Option, berth: Berth, sign: int) -> None:
-        berth.given[option.app] = berth.given.get(option.app, 0) + sign
-        berth.free_gpus -= sign * option.shape.gpus
-        self.rps += sign * option.capacity.rps
-        self.replicas += sign
-        self.steady += sign * (berth.offering.market not in PREEMPTIBLE)
-
-    def note(self, reason: Reason) -> None:
-        """Keep a reason once."""
-        if all(reason.code is not other.code or reason.subject != other.subject for other in self.reasons):
-            self.reasons.append(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,31 +30,29 @@ class Order:
     reasons: tuple[Reason, ...]
 
 
-def place(
-    needs: Iterable[Need], berths: list[Berth], beliefs: Beliefs, now_s: float
-) -> tuple[tuple[Order, ...], tuple[Need, ...]]:
-    """Give every need (most important first) its places; returns the orders and the needs as they stand.
+def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: float) -> tuple[Order, ...]:
+    """Seat every need, most important first; returns what to order for that.
 
-    `berths` is sorted by preference, and berths to be launched are added to it.
+    `shelf` is sorted by preference, and berths to be launched are added to it.
     """
-    ranked = tuple(needs)
-    berths.sort(key=_preference)
-    shelf = berths
-    for need in ranked:
+    shelf.sort(key=_preference)
+    for need in needs:
         _keep(need, shelf)
     orders: list[Order] = []
-    for need in ranked:
+    for need in needs:
         _grow(need, shelf)
         while (order := _order(need, shelf, beliefs, now_s)) is not None:
             orders.append(order)
-    for need in ranked:
-        _preempt(need, ranked, shelf)
-    return tuple(orders), ranked
+    for need in needs:
+        _preempt(need, needs, shelf)
+    for need in needs:
+        _linger(need, shelf)
+    return tuple(orders)
 
 
 def _preference(berth: Berth) -> tuple[bool, float, int, float, str]:
     """In the cluster first, then cheap, then busy (so that the others empty), then old."""
-    busy = sum(berth.present.values())
+    busy = sum(map(len, berth.present.values()))
     return (not berth.joined, berth.usd_per_gpu_h, -busy, berth.launched_at_s, berth.instance_id)
 
 
@@ -189,12 +64,37 @@ def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
 
 
 def _keep(need: Need, shelf: list[Berth]) -> None:
+    for option, group in _present(need, _steady_first(need, shelf), shelf):
+        if need.missing(option) and _all_fit(need, option, group) and not need.give(option, group):
+            return
+
+
+def _linger(need: Need, shelf: list[Berth]) -> None:
+    """Replicas stay where the instance is paid for whether used or not and nobody else was given its place."""
+    sunk = [berth for berth in shelf if berth.offering.market in SUNK and berth.free_gpus]
+    seated = Counter((seat.option.app, seat.berths[0].instance_id) for seat in need.seats)
+    for option, group in _present(need, sunk, sunk):
+        key = (option.app, group[0].instance_id)
+        if seated[key]:
+            seated[key] -= 1
+        elif need.replicas < need.entry.max_replicas and _all_fit(need, option, group):
+            need.give(option, group)
+
+
+def _present(need: Need, leads: list[Berth], shelf: list[Berth]) -> Iterator[tuple[Option, tuple[Berth, ...]]]:
+    """The replicas of `need` that run wholly on the shelf now, with their berths, led from `leads` in that order."""
+    by_id: dict[str, Berth] = {}
     mine = {option.app for option in need.options}
-    for berth in _steady_first(need, [berth for berth in shelf if not mine.isdisjoint(berth.present)]):
+    for berth in leads:
+        if mine.isdisjoint(berth.present):
+            continue
         for option in need.options:
-            for _ in range(berth.present.get(option.app, 0)):
-                if need.missing(option) and _fits(need, option, berth) and not need.give(option, berth):
-                    return
+            for others in berth.present.get(option.app, ()):
+                if others and not by_id:
+                    by_id = {one.instance_id: one for one in shelf}
+                group = (berth, *(by_id[other] for other in others if other in by_id))
+                if len(group) == 1 + len(others):
+                    yield option, group
 
 
 def _grow(need: Need, shelf: list[Berth]) -> None:
@@ -202,14 +102,29 @@ def _grow(need: Need, shelf: list[Berth]) -> None:
         return
     for berth in _steady_first(need, [berth for berth in shelf if berth.free_gpus]):
         for option in need.options:
-            while need.missing(option) and _fits(need, option, berth):
-                if not need.give(option, berth):
+            while need.missing(option) and (group := _group(need, option, berth, shelf)):
+                if not need.give(option, group):
                     return
+
+
+def _group(need: Need, option: Option, lead: Berth, shelf: list[Berth]) -> tuple[Berth, ...]:
+    """Berths for one replica of `option` led from `lead`; empty when there are none."""
+    if not _fits(need, option, lead):
+        return ()
+    if option.shape.nodes == 1:
+        return (lead,)
+    others = [b for b in shelf if b is not lead and b.offering.zone == lead.offering.zone and _fits(need, option, b)]
+    group = (lead, *others[: option.shape.nodes - 1])
+    return group if len(group) == option.shape.nodes else ()
 
 
 def _fits(need: Need, option: Option, berth: Berth) -> bool:
     shape, offering = option.shape, berth.offering
     return shape.instance_type == offering.instance_type and shape.gpus <= berth.free_gpus and need.allows(offering)
+
+
+def _all_fit(need: Need, option: Option, group: tuple[Berth, ...]) -> bool:
+    return all(_fits(need, option, berth) for berth in group)
 
 
 def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Order | None:
@@ -249,38 +164,51 @@ def _ranked_offers(
             fitting = offering.gpus // option.shape.gpus
             if offering.instance_type != option.shape.instance_type or fitting == 0 or not need.allows(offering):
                 continue
-            if offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
+            if not open_for_work(offering, option.lead_s, now_s):
                 continue
             if _shut_until_s(offering, beliefs) > now_s:
                 cooling[offering.offering] = None
                 continue
             price = 0.0 if offering.market in SUNK else offering.price_usd_per_h
-            usd_per_h = ceil(need.missing(option) / fitting) * price
+            usd_per_h = ceil(need.missing(option) * option.shape.nodes / fitting) * price
             open_now.append((usd_per_h, offering.offering, option, offering))
     return sorted(open_now, key=lambda row: row[:2]), tuple(cooling)
 
 
-def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], now_s: float) -> int:
-    """Put the missing replicas on instances yet to be launched; returns how many instances that takes.
+def open_for_work(offering: Offering, lead_s: float, now_s: float) -> bool:
+    """Whether the offering exists now, and for so long that its successor need not be ordered yet."""
+    if offering.starts_at_s is not None and now_s < offering.starts_at_s:
+        return False
+    return offering.ends_at_s is None or now_s <= offering.ends_at_s - CLOSING_S - lead_s
 
-    Stops where the on-demand floor is met, because from there on other markets are open.
+
+def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], now_s: float) -> int:
+    """Seat the missing replicas on instances yet to be launched; returns how many instances that takes.
+
+    A replica of several nodes uses what is free in the zone first. Stops where the on-demand floor is met, because from
+    there on other markets are open.
     """
     count = 0
     to_floor = need.steady < need.entry.on_demand_floor
+    room = [b for b in shelf if b.offering.zone == offering.zone and _fits(need, option, b)]
     while need.missing(option) and to_floor == (need.steady < need.entry.on_demand_floor):
-        berth = Berth(
-            instance_id=f"{need.demand.service}+{len(shelf)}",
-            offering=offering,
-            joined=False,
-            launched_at_s=now_s,
-            present={},
-        )
-        while need.missing(option) and _fits(need, option, berth) and need.give(option, berth):
-            pass
-        if not berth.given:
+        room = [berth for berth in room if _fits(need, option, berth)]
+        fresh = [
+            Berth(
+                instance_id=f"{need.demand.service}+{len(shelf) + n}",
+                offering=offering,
+                joined=False,
+                launched_at_s=now_s,
+                present={},
+            )
+            for n in range(option.shape.nodes - len(room))
+        ]
+        group = (*room, *fresh)[: option.shape.nodes]
+        if not _all_fit(need, option, group) or not need.give(option, group):
             break
-        shelf.append(berth)
-        count += 1
+        room += fresh
+        shelf += fresh
+        count += len(fresh)
     return count
 
 
@@ -294,30 +222,49 @@ def _preempt(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
 
 
 def _take_from(need: Need, victim: Need, shelf: list[Berth]) -> None:
-    theirs = {option.app for option in victim.options}
+    for option in need.options:
+        while need.missing(option) and _evict(need, option, victim, shelf):
+            pass
+
+
+def _evict(need: Need, option: Option, victim: Need, shelf: list[Berth]) -> bool:
+    """Swap the fewest of the victim's replicas for one of ours, in one zone; all or nothing."""
+    rooms = []
     for berth in shelf:
-        if berth.joined and not theirs.isdisjoint(berth.given):
-            for option in need.options:
-                while need.missing(option) and _evict(need, option, victim, berth):
-                    pass
+        if berth.joined and berth.offering.instance_type == option.shape.instance_type and need.allows(berth.offering):
+            losers = _losers(option, victim, berth)
+            if losers is not None:
+                rooms.append((berth, losers))
+    rooms.sort(key=lambda row: len(row[1]))
+    for lead, _ in rooms:
+        chosen = [row for row in rooms if row[0].offering.zone == lead.offering.zone][: option.shape.nodes]
+        losing = list(dict.fromkeys(seat for _, losers in chosen for seat in losers))
+        if len(chosen) == option.shape.nodes and losing:
+            return _swap(need, option, victim, tuple(berth for berth, _ in chosen), losing)
+    return False
 
 
-def _evict(need: Need, option: Option, victim: Need, berth: Berth) -> bool:
-    """Swap as many of the victim's replicas on the berth as one of ours needs; all or nothing."""
-    loser = next((o for o in victim.options if berth.given.get(o.app, 0)), None)
-    if loser is None or berth.offering.instance_type != option.shape.instance_type or not need.allows(berth.offering):
-        return False
+def _losers(option: Option, victim: Need, berth: Berth) -> list[Seat] | None:
+    """Replicas of the victim whose going makes room for one of `option` on the berth; None when that cannot be."""
     lacking = option.shape.gpus - berth.free_gpus
-    swaps = ceil(lacking / loser.shape.gpus)
-    if swaps > berth.given[loser.app]:
+    losers: list[Seat] = []
+    for seat in victim.seats:
+        if lacking <= 0:
+            break
+        if berth in seat.berths:
+            losers.append(seat)
+            lacking -= seat.option.shape.gpus
+    return losers if lacking <= 0 else None
+
+
+def _swap(need: Need, option: Option, victim: Need, berths: tuple[Berth, ...], losing: list[Seat]) -> bool:
+    for seat in losing:
+        victim.take_back(seat)
+    if not need.give(option, berths):
+        for seat in losing:
+            victim.give(seat.option, seat.berths)
         return False
-    for _ in range(swaps):
-        victim.take_back(loser, berth)
-    if not need.give(option, berth):
-        for _ in range(swaps):
-            victim.give(loser, berth)
-        return False
-    victim.note(why(ReasonCode.PREEMPTED, need.demand.service, replicas=swaps, priority=need.entry.priority))
+    victim.note(why(ReasonCode.PREEMPTED, need.demand.service, replicas=len(losing), priority=need.entry.priority))
     return True
 
 

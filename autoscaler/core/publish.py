@@ -55,7 +55,7 @@ def _room(beliefs: Beliefs) -> dict[str, int]:
     joined = (i.offering for i in beliefs.instances.values() if i.state is InstanceState.JOINED and not i.reclaim_at_s)
     gpus = [(offer.instance_type, offer.gpus) for name in joined if (offer := beliefs.offers.get(name))]
     return {
-        app_name(s.service, s.variant): sum(n // s.gpus for kind, n in gpus if kind == s.instance_type)
+        app_name(s.service, s.variant): sum(n // s.gpus for kind, n in gpus if kind == s.instance_type) // s.nodes
         for s in beliefs.shapes
     }
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief
+from .berths import CLOSING_S, SUNK, Berth
 from .lifecycle import LEFT_CLUSTER_GRACE_S, STARTING, InstanceState, expired
 from .model import Drain, ServingView, Terminate
-from .place import CLOSING_S, Berth
 from .reasons import Reason, ReasonCode, why
 
 DRAIN_S = 120.0  # a surplus instance may take this long to finish what it serves
@@ -21,64 +21,63 @@ EMPTY_FOR_S = 3.0  # a node reads as empty for a moment before its replica is li
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Presence:
-    """Replicas on instances, by instance and application; `ready` ones are counted in both, stopping ones apart."""
+class Moored:
+    """A replica that has a place and is not stopping."""
 
-    by_instance: dict[str, Counter[str]]
-    ready: dict[str, Counter[str]]
-    stopping: Counter[str]
-    service_of: dict[str, str]
+    app: str
+    service: str
+    instances: tuple[str, ...]
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """Replicas on instances. `led` names, by instance and application, replicas by their other instances; `occupied`
+    are all instances with any replica, stopping ones included.
+    """
+
+    replicas: tuple[Moored, ...]
+    led: dict[str, dict[str, tuple[tuple[str, ...], ...]]]
+    occupied: frozenset[str]
 
     @classmethod
     def of(cls, serving: ServingView) -> Presence:
-        """Counts of a view; a replica without a place is nowhere."""
-        by_instance: dict[str, Counter[str]] = {}
-        ready: dict[str, Counter[str]] = {}
-        stopping: Counter[str] = Counter()
-        service_of: dict[str, str] = {}
-        for replica in serving.replicas:
-            app = app_name(replica.service, replica.variant)
-            service_of[app] = replica.service
-            if replica.instance_id and replica.state == "draining":
-                stopping[replica.instance_id] += 1
-            elif replica.instance_id:
-                by_instance.setdefault(replica.instance_id, Counter())[app] += 1
-            if replica.state == "ready":
-                ready.setdefault(replica.instance_id, Counter())[app] += 1
-        return cls(by_instance=by_instance, ready=ready, stopping=stopping, service_of=service_of)
+        """Those of a view; a replica without a place is nowhere."""
+        replicas: list[Moored] = []
+        led: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {}
+        occupied: set[str] = set()
+        for row in serving.replicas:
+            if not row.instance_id:
+                continue
+            instances = (row.instance_id, *row.also_on)
+            occupied.update(instances)
+            if row.state != "draining":
+                app = app_name(row.service, row.variant)
+                replicas.append(Moored(app=app, service=row.service, instances=instances, ready=row.state == "ready"))
+                here = led.setdefault(row.instance_id, {})
+                here[app] = (*here.get(app, ()), row.also_on)
+        return cls(replicas=tuple(replicas), led=led, occupied=frozenset(occupied))
 
     def by_service(self) -> dict[str, int]:
-        """Replicas of each service that have a place and are not stopping."""
-        totals: Counter[str] = Counter()
-        for counts in self.by_instance.values():
-            for app, n in counts.items():
-                totals[self.service_of[app]] += n
-        return dict(totals)
+        """Replicas of each service."""
+        return dict(Counter(row.service for row in self.replicas))
 
     def outside(self, instances: set[str]) -> Counter[str]:
-        """Replicas by application on instances other than these."""
-        totals: Counter[str] = Counter()
-        for instance_id, counts in self.by_instance.items():
-            if instance_id not in instances:
-                totals.update(counts)
-        return totals
+        """Replicas by application that are not wholly on these instances."""
+        return Counter(row.app for row in self.replicas if not instances.issuperset(row.instances))
 
     def ready_inside(self, instances: set[str]) -> Counter[str]:
-        """Ready replicas by application on these instances."""
-        totals: Counter[str] = Counter()
-        for instance_id, counts in self.ready.items():
-            if instance_id in instances:
-                totals.update(counts)
-        return totals
+        """Ready replicas by application that are wholly on these instances."""
+        return Counter(row.app for row in self.replicas if row.ready and instances.issuperset(row.instances))
 
     def empty(self, instance_id: str) -> bool:
         """Whether no replica, not even a stopping one, is on the instance."""
-        return not self.by_instance.get(instance_id) and not self.stopping[instance_id]
+        return instance_id not in self.occupied
 
 
 def drains(beliefs: Beliefs, berths: list[Berth], plan_id: str, now_s: float) -> tuple[Drain, ...]:
     """Instances in the cluster that are being taken back, whose offering ends, or that nobody was given."""
-    given = {berth.instance_id for berth in berths if any(berth.given.values())}
+    given = {berth.instance_id for berth in berths if berth.seats}
     rows = []
     for key in sorted(beliefs.instances):
         instance = beliefs.instances[key]
@@ -98,8 +97,8 @@ def _leave(instance: InstanceBelief, beliefs: Beliefs, is_given: bool, now_s: fl
         return instance.reclaim_at_s, why(ReasonCode.RECLAIM_NOTICE, deadline_at_s=instance.reclaim_at_s)
     if offering is not None and offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
         return offering.ends_at_s, why(ReasonCode.OFFERING_ENDS, offering.offering, ends_at_s=offering.ends_at_s)
-    if is_given or instance.missing_since_s is not None or offering is None:
-        return None
+    if is_given or instance.missing_since_s is not None or offering is None or offering.market in SUNK:
+        return None  # what is paid for whether used or not is kept: giving it back saves nothing
     return now_s + DRAIN_S, why(ReasonCode.SURPLUS, joined_for_s=now_s - instance.since_s)
 
 
@@ -107,19 +106,22 @@ def terminates(
     beliefs: Beliefs, berths: list[Berth], presence: Presence, plan_id: str, now_s: float
 ) -> tuple[Terminate, ...]:
     """Instances to give back now."""
-    given = {berth.instance_id for berth in berths if any(berth.given.values())}
+    given = {berth.instance_id for berth in berths if berth.seats}
     rows = []
     for key in sorted(beliefs.instances):
-        reason = _give_back(beliefs.instances[key], key in given, presence, now_s)
+        instance = beliefs.instances[key]
+        offering = beliefs.offers.get(instance.offering)
+        keep = key in given or (offering is not None and offering.market in SUNK)
+        reason = _give_back(instance, keep, presence, now_s)
         if reason is not None:
             rows.append(Terminate(id=f"{plan_id}/terminate/{key}", instance_id=key, reasons=(reason,)))
     return tuple(rows)
 
 
-def _give_back(instance: InstanceBelief, is_given: bool, presence: Presence, now_s: float) -> Reason | None:
+def _give_back(instance: InstanceBelief, keep: bool, presence: Presence, now_s: float) -> Reason | None:
     state, age_s = instance.state, now_s - instance.since_s
     if state in STARTING:
-        return _give_back_starting(instance, is_given, age_s)
+        return _give_back_starting(instance, keep, age_s)
     if state is InstanceState.DRAINING:
         deadline = instance.drain_deadline_at_s
         if age_s >= EMPTY_FOR_S and presence.empty(instance.instance_id):
@@ -135,9 +137,9 @@ def _give_back(instance: InstanceBelief, is_given: bool, presence: Presence, now
     return None
 
 
-def _give_back_starting(instance: InstanceBelief, is_given: bool, age_s: float) -> Reason | None:
+def _give_back_starting(instance: InstanceBelief, keep: bool, age_s: float) -> Reason | None:
     if expired(instance.state, age_s):
         return why(ReasonCode.STARTING_EXPIRED, instance.state.value, age_s=age_s)
-    if instance.state is InstanceState.REQUESTED or is_given:  # not listed yet: there is nothing to name to the cloud
+    if instance.state is InstanceState.REQUESTED or keep:  # not listed yet: there is nothing to name to the cloud
         return None
     return why(ReasonCode.SURPLUS_STARTING, instance.state.value, age_s=age_s)

@@ -292,7 +292,7 @@ def test_what_is_paid_for_is_filled_first(market: str) -> None:
 
 
 def test_a_block_near_its_end_is_closed_and_its_replica_moves() -> None:
-    """karpenter-aws#8362: no relaunch into an expiring block; work leaves 40 minutes before the end."""
+    """karpenter-aws#8362: no relaunch into an expiring block; the successor is ready 40 minutes before the end."""
     scene = Scene([unit(service())], [offering("block", 1.0, market="block"), offering("od", 2.0)])
     ends_at_s = scene.clock.at_s + 2400.0 + 600.0
     describe = scene.cloud.describe
@@ -304,8 +304,11 @@ def test_a_block_near_its_end_is_closed_and_its_replica_moves() -> None:
 
     scene.cloud.describe = with_end  # type: ignore[method-assign]
     scene.load(CHAT, 0.0)
-    scene.run(580)
+    scene.run(470)
     assert scene.running() == ["block"]
+    scene.run(110)
+    assert scene.running() == ["block", "od"]
+    assert scene.ready(CHAT) >= 1
     scene.run(600)
     assert scene.running() == ["od"]
     assert scene.ready(CHAT) == 1

@@ -1,0 +1,167 @@
+"""The pieces of a placement: ways to serve, instances with room, seats on them, and what a unit may still take.
+
+May not do I/O or read a clock. `Berth`, `Purse` and `Need` change while one plan is made and live no longer than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import ceil
+
+from policies.model import Service, Unit
+from serve_apps.wire import app_name
+
+from .capacity import Capacity
+from .model import Demand, Offering, Shape
+from .reasons import Reason, ReasonCode, why
+
+CLOSING_S = 2400.0  # a Capacity Block takes no new work from 40 minutes before its end
+SUNK = frozenset({"odcr", "block"})  # paid for whether used or not
+PREEMPTIBLE = frozenset({"spot", "interruptible"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to serve a service: a variant's shape and what a replica of it carries."""
+
+    shape: Shape
+    capacity: Capacity
+    lead_s: float = 0.0  # boot + load, at P90
+
+    @property
+    def app(self) -> str:
+        """The Serve application of this variant."""
+        return app_name(self.shape.service, self.shape.variant)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Berth:
+    """A usable instance. `present` names, by application, the replicas led from it now: each by its other instances."""
+
+    instance_id: str
+    offering: Offering
+    joined: bool
+    launched_at_s: float
+    present: dict[str, tuple[tuple[str, ...], ...]]
+    seats: int = 0
+    free_gpus: int = 0
+
+    def __post_init__(self) -> None:
+        self.free_gpus = self.offering.gpus
+
+    @property
+    def usd_per_gpu_h(self) -> float:
+        """Price of one of its GPUs."""
+        return self.offering.price_usd_per_h / max(1, self.offering.gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Seat:
+    """One replica's place: as many berths as its shape has nodes."""
+
+    option: Option
+    berths: tuple[Berth, ...]
+
+    @property
+    def usd_per_h(self) -> float:
+        """Price of the GPUs it takes."""
+        return sum(self.option.shape.gpus * berth.usd_per_gpu_h for berth in self.berths)
+
+    @property
+    def joined(self) -> bool:
+        """Whether all of it is in the cluster."""
+        return all(berth.joined for berth in self.berths)
+
+    @property
+    def steady(self) -> bool:
+        """Whether no part of it is on a market that is taken back."""
+        return all(berth.offering.market not in PREEMPTIBLE for berth in self.berths)
+
+
+@dataclass(slots=True, kw_only=True)
+class Purse:
+    """What a unit may still take in this plan. None means no limit."""
+
+    unit: Unit
+    gpus: int = 0
+    usd_per_h: float = 0.0
+
+    def refusal(self, gpus: int, usd_per_h: float) -> Reason | None:
+        """The limit that one more replica would break, if any."""
+        quota, budget = self.unit.quota_gpus, self.unit.budget_usd_per_h
+        if quota is not None and self.gpus + gpus > quota:
+            return why(ReasonCode.QUOTA_GPUS, self.unit.unit, quota_gpus=quota, wanted_gpus=self.gpus + gpus)
+        if budget is not None and self.usd_per_h + usd_per_h > budget:
+            planned = self.usd_per_h + usd_per_h
+            return why(ReasonCode.BUDGET, self.unit.unit, budget_usd_per_h=budget, planned_usd_per_h=planned)
+        return None
+
+
+@dataclass(slots=True, kw_only=True)
+class Need:
+    """One service's demand while it is being placed."""
+
+    demand: Demand
+    entry: Service
+    purse: Purse
+    options: tuple[Option, ...]
+    seats: list[Seat] = field(default_factory=list)
+    rps: float = 0.0
+    steady: int = 0  # replicas on markets that are not taken back
+    reasons: list[Reason] = field(default_factory=list)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that have a place."""
+        return len(self.seats)
+
+    def missing(self, option: Option) -> int:
+        """Replicas of `option` still needed, within the policy's bounds."""
+        by_rate = ceil(max(0.0, self.demand.arrival_rps - self.rps) / option.capacity.rps - 1e-9)
+        wanted = max(by_rate, self.demand.replicas_floor - self.replicas)
+        return max(0, min(wanted, self.entry.max_replicas - self.replicas))
+
+    @property
+    def short(self) -> bool:
+        """Whether any replica is still needed."""
+        return any(self.missing(option) for option in self.options)
+
+    def allows(self, offering: Offering) -> bool:
+        """Whether the policy lets this service use the offering for its next replica."""
+        entry = self.entry
+        return (
+            offering.market in entry.markets
+            and (not entry.zones or offering.zone in entry.zones)
+            and (not entry.instance_types or offering.instance_type in entry.instance_types)
+            and not (offering.market in PREEMPTIBLE and self.steady < entry.on_demand_floor)
+        )
+
+    def give(self, option: Option, berths: tuple[Berth, ...]) -> bool:
+        """Seat one replica there; False (with the reason noted) when a limit of its unit forbids it."""
+        seat = Seat(option=option, berths=berths)
+        refusal = self.purse.refusal(option.shape.gpus * len(berths), seat.usd_per_h)
+        if refusal is not None:
+            self.note(refusal)
+            return False
+        self.seats.append(seat)
+        self._count(seat, 1)
+        return True
+
+    def take_back(self, seat: Seat) -> None:
+        """Undo one `give`."""
+        self.seats.remove(seat)
+        self._count(seat, -1)
+
+    def _count(self, seat: Seat, sign: int) -> None:
+        for berth in seat.berths:
+            berth.seats += sign
+            berth.free_gpus -= sign * seat.option.shape.gpus
+        self.purse.gpus += sign * seat.option.shape.gpus * len(seat.berths)
+        self.purse.usd_per_h += sign * seat.usd_per_h
+        self.rps += sign * seat.option.capacity.rps
+        self.steady += sign * seat.steady
+
+    def note(self, reason: Reason) -> None:
+        """Keep a reason once."""
+        if all(reason.code is not other.code or reason.subject != other.subject for other in self.reasons):
+            self.reasons.append(reason)
