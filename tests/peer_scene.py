@@ -24,8 +24,14 @@ def service(name: str = "chat", **keys: Any) -> Json:
     }
 
 
+def law(step_s: float, kv_capacity_tokens: int = 100_000) -> Json:
+    """A step that takes `step_s` whatever the batch, and prefill that takes nothing."""
+    timing = {"a_s": step_s, "b_s_per_seq": 0.0, "c_s_per_ktoken": 0.0, "prefill_tps": 1e18}
+    return {**timing, "kv_capacity_tokens": kv_capacity_tokens}
+
+
 def shape(variant: str = "a", instance_type: str = "big", key: str = "unit/chat", **keys: Any) -> Json:
-    """One engine shape: a replica takes one GPU of eight, carries 2 requests per second and a batch of 20."""
+    """One engine shape: a replica takes one GPU of eight and carries 2 requests per second, which is 10 in flight."""
     return {
         "service": key,
         "variant": variant,
@@ -35,7 +41,9 @@ def shape(variant: str = "a", instance_type: str = "big", key: str = "unit/chat"
         "instance_gpus": 8,
         "capacity_rps": 2.0,
         "max_batch": 20,
-        "timing": {"kv_capacity_tokens": 100_000},
+        "input_tokens": 1000.0,
+        "output_tokens": 200.0,
+        "timing": law(0.025),  # 2 requests per second × 200 tokens × 0.025 s = 10 in flight
         "load_prior_s": 60.0,
         "boot_prior_s": 120.0,
         **keys,

@@ -58,15 +58,15 @@ PEERS: dict[str, Factory] = {
     "trivial": _lazy("fixed", "trivial"),
 }
 KNOBS: dict[str, Knob] = {
-    "ray_serve": Knob("target_ongoing_requests, share of the largest batch within the SLO", 0.7),
-    "kpa": Knob("target-utilization, share of the largest batch within the SLO", 0.7),
-    "hpa": Knob("averageValue of requests in flight, share of the largest batch within the SLO", 0.7),
+    "ray_serve": Knob("target_ongoing_requests, share of those in flight at the planned rate", 1.0),
+    "kpa": Knob("concurrency target, share of the requests in flight at the planned rate", 1.0),
+    "hpa": Knob("averageValue of requests in flight, share of those at the planned rate", 1.0),
     "keda": Knob("threshold of waiting requests per replica", 5.0),
-    "aibrix": Knob("targetValue of requests in flight, share of the largest batch within the SLO", 0.7),
+    "aibrix": Knob("targetValue of requests in flight, share of those at the planned rate", 1.0),
     "wva": Knob("scale-up threshold of tokens held (the scale-down threshold moves with it)", 0.85),
     "dynamo": Knob("SLA-bounded engine rate and batch, share of the planned ones", 1.0),
     "skyserve": Knob("target_qps_per_replica, share of the planned rate", 1.0),
     "sageserve": Knob("rate that the program lets a replica carry, share of the planned one", 1.0),
-    "sagemaker": Knob("target of concurrent requests, share of the largest batch within the SLO", 0.7),
+    "sagemaker": Knob("target of concurrent requests, share of those in flight at the planned rate", 1.0),
     "static": Knob("replicas", 1.0),
 }

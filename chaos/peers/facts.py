@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any
 
+from serve_apps.timing import Timing, decode_step_s, prefill_s
+
 RESERVED = frozenset({"odcr", "block", "interruptible"})
 PAID = frozenset({"odcr", "block"})  # billed whether used or not
 BLOCK_CLOSES_S = 2400.0  # before a Capacity Block's end, by its contract
@@ -22,13 +24,18 @@ Key = tuple[str, str, str]  # service, variant, offering
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One variant of a service. `units`: what it carries relative to the first variant; `places`: offering ids."""
+    """One variant of a service.
+
+    `ongoing`: requests in flight on a replica that serves its planned rate; `max_batch`: the most within the SLO;
+    `units`: what it carries relative to the first variant; `places`: offering ids.
+    """
 
     service: str
     variant: str
     gpus: int
     nodes: int
     capacity_rps: float
+    ongoing: float
     max_batch: float
     kv_tokens: float
     units: float
@@ -152,6 +159,7 @@ def _shape(
         gpus=row["gpus"],
         nodes=row["nodes"],
         capacity_rps=row["capacity_rps"],
+        ongoing=planned_ongoing(row),
         max_batch=row["max_batch"],
         kv_tokens=row["timing"]["kv_capacity_tokens"],
         units=row["capacity_rps"] / unit_rps,
@@ -164,6 +172,23 @@ def _shape(
             and (not entry["instance_types"] or offering.instance_type in entry["instance_types"])
         ),
     )
+
+
+def planned_ongoing(row: Mapping[str, Any]) -> float:
+    """Requests in flight on a replica that serves `capacity_rps`, by the law that the capacity model uses.
+
+    A batch of b finishes b / (O·t(b) + b·p) requests a second (docs/performance.md): the b at which that is the planned
+    rate, which is less than the rate's share of the largest batch because a smaller batch is also faster.
+    """
+    timing = Timing(**row["timing"])
+    output, prefill = row["output_tokens"], prefill_s(timing, row["input_tokens"])
+    resident = row["input_tokens"] + output / 2.0
+    low, high = 0.0, float(row["max_batch"])
+    for _ in range(40):
+        batch = (low + high) / 2.0
+        rate = batch / (output * decode_step_s(timing, batch, batch * resident) + batch * prefill)
+        low, high = (batch, high) if rate < row["capacity_rps"] else (low, batch)
+    return high
 
 
 def clip(replicas: float, service: Service) -> int:

@@ -13,12 +13,10 @@ from math import ceil, floor, inf
 from .facts import EPSILON, Seen, Service, clip
 from .windows import Every, Window
 
-UTILISATION = 0.7  # of the largest batch within the SLO; Knative's default target
-
 
 def per_unit(service: Service, knob: float) -> float:
-    """Requests in flight that one unit is meant to carry: 70 % of the largest batch within its SLO, × `knob`."""
-    return max(UTILISATION * service.unit.max_batch * knob, EPSILON)
+    """Requests in flight that one unit is meant to hold: as many as at the planned rate, × `knob`."""
+    return max(service.unit.ongoing * knob, EPSILON)
 
 
 class Kpa:

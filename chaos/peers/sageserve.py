@@ -61,7 +61,10 @@ class _Load:
 
 
 class SageServe:
-    """Replicas by variant. The knob multiplies the rate that the program lets a replica carry."""
+    """Replicas by variant, planned hourly and, while the first hour is being seen, every minute.
+
+    The knob multiplies the rate that the program lets a replica carry.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -77,9 +80,9 @@ class SageServe:
         """One want for every variant."""
         for key, load in self._loads.items():
             load.note(now_s, seen[key].arrival_rps)
-        if self._program.due(now_s):
+        hour, more = self._program.due(now_s), self._more.due(now_s)
+        if hour or (more and now_s < PROGRAM_S):  # there is no history to begin with
             self._solve(fleet)
-        more = self._more.due(now_s)
         for service in self._facts.services:
             self._gate(service, seen[service.key], more)
         return [

@@ -34,7 +34,8 @@ class _Variant:
 class Wva:
     """Every 60 s: up to demand ÷ 0.85 where a token costs least, down to demand ÷ 0.70 where a replica costs most.
 
-    The knob multiplies both thresholds. The limiter gives a variant new replicas only where instances were not refused
+    A replica's compute-bound tokens (k2) are those of the requests in flight at its planned rate. The knob multiplies
+    both thresholds. The limiter gives a variant new replicas only where instances were not refused
     within three minutes, and forgets what it gave a variant that got none.
     """
 
@@ -90,7 +91,7 @@ class Wva:
         return _Variant(
             shape=shape,
             replicas=current if usable else min(current, alive),
-            tokens=min(KV_SHARE * shape.kv_tokens, shape.max_batch * held),
+            tokens=min(KV_SHARE * shape.kv_tokens, shape.ongoing * held),
             usd_per_h=min(costs, default=0.0),
             open=bool(usable),
         )

@@ -16,7 +16,12 @@ from chaos.peers.packing import Answer, Fleet, observe
 from chaos.peers.sageserve import BIN_S, FIT_BINS, SageServe, Way, solve
 from chaos.peers.skyserve import Placer
 from chaos.peers.wva import Wva
-from tests.peer_scene import Json, load, offering, replicas, row, scenario, service, shape, view
+from tests.peer_scene import Json, law, load, offering, replicas, row, scenario, service, shape, view
+
+TWO = [  # 20 and 120 in flight at 2 and 10 requests per second
+    shape(timing=law(0.05)),
+    shape("b", "large", gpus=8, capacity_rps=10.0, max_batch=120, timing=law(0.06, 1_000_000)),
+]
 
 
 def units(answer: Answer) -> dict[Any, int]:
@@ -47,7 +52,7 @@ WVA = [  # (running, waiting, replicas); 1100 tokens a running and 1000 a waitin
 
 
 def test_wva_follows_tokens_once_a_minute_between_its_thresholds() -> None:
-    told = scenario(services=[service(max_replicas=20)])
+    told = scenario(services=[service(max_replicas=20)], shapes=TWO[:1])
     wva, facts = Wva(facts_of(told)), facts_of(told)
     decided: list[float] = []
     for turn, (running, waiting, _) in enumerate(WVA):
@@ -57,9 +62,6 @@ def test_wva_follows_tokens_once_a_minute_between_its_thresholds() -> None:
             decided += [want.units for want in wva.wants(60.0 * turn + 20.0 * tick, observe(facts, seen, fleet), fleet)]
     assert len(decided) == 54
     assert decided == [replicas for _, _, replicas in WVA for _ in range(3)]
-
-
-TWO = [shape(), shape("b", "large", gpus=8, capacity_rps=10.0, max_batch=120, timing={"kv_capacity_tokens": 1_000_000})]
 
 
 def wva_chooses(supply: list[Json], rows: dict[str, Json], places: list[Json], knob: float = 1.0) -> dict[Any, int]:
@@ -103,16 +105,21 @@ def test_wva_removes_the_dearest_first() -> None:
 # ---- SageServe ------------------------------------------------------------------------------------------------------
 SAGE = [  # (ticks of 60 s, requests per second, ready, wanted); 2 a second a replica
     (1, 8.0, 0, 4),  # the program: 8 a second need four
-    (1, 8.0, 4, 4),  # used at 100 %
-    (1, 9.0, 4, 5),  # 112 %: one more
-    (1, 9.0, 4, 5),  # not yet there: wait
+    (1, 8.0, 4, 4),
+    (2, 9.0, 4, 5),
     (1, 9.0, 5, 5),
     (1, 12.0, 5, 6),
     (1, 12.0, 6, 6),
-    (1, 3.5, 6, 4),  # 29 %: back to the program's
-    (1, 3.5, 4, 4),
-    (51, 1.0, 4, 4),  # 12 %, but the program asked for four
-    (1, 1.0, 4, 1),  # an hour later it asks for one
+    (1, 3.5, 6, 5),  # used at 29 %: back to the program's, which remembers a bin of 8.6
+    (22, 1.0, 5, 5),
+    (5, 1.0, 5, 3),  # that bin is 25 minutes old: the next one held 5.9
+    (5, 1.0, 3, 1),
+    (20, 1.0, 1, 1),
+    (1, 2.5, 1, 2),  # one hour: from here on the program runs hourly
+    (1, 5.0, 2, 3),  # 125 % used: one more a minute beyond the program's two
+    (1, 5.0, 2, 3),  # once the last one is ready
+    (1, 7.0, 3, 4),
+    (1, 7.0, 4, 4),
 ]
 
 

@@ -124,19 +124,19 @@ def test_scaling_up_waits_thirty_seconds_of_world_time_and_down_ten_minutes() ->
     ours = peer()
     for now_s in range(0, 30, 10):
         assert ours.want(now_s, Seen(None, None, None, 0.0, 70.0, ready=1)) == 1
-    assert ours.want(30, Seen(None, None, None, 0.0, 70.0, ready=1)) == 5  # 70 / (0.7 × 20)
-    answers = [ours.want(now_s, Seen(None, None, None, 0.0, 0.0, ready=5)) for now_s in range(40, 700, 10)]
-    assert answers.index(1) == 61  # from 50 s on the mean over 30 s, 46.7, asks for four
+    assert ours.want(30, Seen(None, None, None, 0.0, 70.0, ready=1)) == 7  # 70 / 10
+    answers = [ours.want(now_s, Seen(None, None, None, 0.0, 0.0, ready=7)) for now_s in range(40, 700, 10)]
+    assert answers.index(1) == 61  # from 50 s on the mean over 30 s, 46.7, asks for five
 
 
 def test_a_missing_metric_keeps_the_last_samples() -> None:
     ours = peer()
     for now_s in range(0, 100, 10):
-        ours.want(now_s, Seen(None, None, None, 0.0, 70.0, ready=5))
-    blind = [ours.want(now_s, Seen(None, None, None, None, None, ready=5)) for now_s in range(100, 1000, 10)]
-    assert set(blind) == {5}
+        ours.want(now_s, Seen(None, None, None, 0.0, 70.0, ready=7))
+    blind = [ours.want(now_s, Seen(None, None, None, None, None, ready=7)) for now_s in range(100, 1000, 10)]
+    assert set(blind) == {7}
 
 
 def test_the_knob_multiplies_the_target() -> None:
-    assert peer().config.target_ongoing_requests == pytest.approx(14.0)
-    assert RayServe(one(), 4.0).config.target_ongoing_requests == pytest.approx(56.0)
+    assert peer().config.target_ongoing_requests == pytest.approx(10.0)
+    assert RayServe(one(), 4.0).config.target_ongoing_requests == pytest.approx(40.0)
