@@ -15,7 +15,7 @@ from autoscaler.ports import PortError, Transient
 
 from .faults import Faults, value
 from .supply import Machine, Pools, Refusal, Row
-from .tally import Tally
+from .tally import RESERVED, Tally
 from .timeline import Timeline
 
 BURST_CALLS = 100.0
@@ -64,7 +64,7 @@ class WorldCloud:
         rows = tuple(self._instances(at_s))
         return CloudView(
             at_s=now_s,
-            offerings=tuple(self._offering(row) for row in self.pools.rows.values() if row.open(self.timeline.now_s)),
+            offerings=tuple(self._offering(row) for row in self.pools.rows.values() if self._known(row)),
             instances=rows * 2 if self.faults.active("describe_twice") else rows,
         )
 
@@ -137,6 +137,11 @@ class WorldCloud:
         machine.listed = (key, made)
         return made
 
+    def _known(self, row: Row) -> bool:
+        """Whether the offering is listed: while it exists, and a reservation from when it was bought."""
+        now_s = self.timeline.now_s
+        return row.open(now_s) or (row.supply.market in RESERVED and now_s < row.supply.start_s)
+
     def _offering(self, row: Row) -> Offering:
         price = self.pools.price_usd_per_h(row)
         known = self._offerings.get(row.id)
@@ -156,5 +161,6 @@ class WorldCloud:
             price_usd_per_h=price,
             region=supply.region,
             reservation=supply.reservation,
+            starts_at_s=self.epoch_s + supply.start_s if supply.start_s > 0.0 else None,
             ends_at_s=None if supply.end_s is None else self.epoch_s + supply.end_s,
         )

@@ -383,6 +383,7 @@ class Cluster:
             variant=app.variant,
             instance_id=replica.nodes[0].machine.instance if replica.nodes else "",
             state=replica.state,
+            also_on=tuple(node.machine.instance for node in replica.nodes[1:]),
             since_s=self.epoch_s + replica.since_s,
         )
         return replica.seen

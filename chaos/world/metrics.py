@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from math import isnan
 
 from autoscaler.adapters.prometheus import MEAN_OVER_REQUESTS
 from autoscaler.core.model import EngineLoad, Idle, Measured, Missing, ServiceLoad, Signal
@@ -127,12 +126,12 @@ def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
 
 def _engine(name: str, window: ReplicaWindow, now_s: float) -> EngineLoad:
     def signal(figure: float) -> Signal:
-        return NOT_MEASURED if isnan(figure) else Measured(value=float(figure), at_s=now_s)
+        return Measured(value=figure, at_s=now_s) if figure == figure else NOT_MEASURED
 
     return EngineLoad(
         replica_id=name,
-        running=signal(window.running),
-        waiting=signal(window.waiting),
+        running=signal(float(window.running)),
+        waiting=signal(float(window.waiting)),
         kv_fraction=signal(window.kv_fraction),
         tpot_s=signal(window.tpot_s),
         prefill_s=signal(window.prefill_s),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autoscaler.core.learn import family
 from autoscaler.core.model import CloudInstance, CloudState
 from chaos.pools import available
 from chaos.scenario import Dist, Fault, Scenario, Supply
@@ -82,7 +83,7 @@ class Row:
 
     supply: Supply
     gpus: int
-    family: str
+    families: frozenset[str]
     list_price: float
     boot: Dist
     steps_at_s: list[float]
@@ -131,7 +132,6 @@ class Pools:
 
     def __post_init__(self) -> None:
         self._boots, self._slow = stream(self.seed, "boots"), stream(self.seed, "slow-nodes")
-        self._quotas = {(quota.family, quota.market): quota.gpus for quota in self.scenario.quotas}
         for supply in self.scenario.supply:
             if supply.market != "overflow":
                 self.rows[supply.id] = self._row(supply)
@@ -158,7 +158,7 @@ class Pools:
         return Row(
             supply=supply,
             gpus=kind.gpus,
-            family=kind.family,
+            families=frozenset((kind.family, family(supply.instance_type))),
             list_price=price,
             boot=self.scenario.boot_s(supply.id),
             steps_at_s=[float(at_s) for at_s in steps.at_s],
@@ -182,16 +182,17 @@ class Pools:
         return made
 
     def _quota_room(self, row: Row) -> int:
-        account = (row.family, row.supply.market)
+        """Instances that the account's quotas leave. A family is a type's letters (``g``) or those with its number."""
         cut = self.faults.factor("quota", row.names)
-        limit = self._quotas.get(account)
-        if limit is None:
-            return UNLIMITED
-        limit = int(limit * cut)
-        rows = [each for each in self.rows.values() if (each.family, each.supply.market) == account]
-        room = (limit - sum(each.gpus * len(each.machines) for each in rows)) // max(1, row.gpus)
-        if room < 1:
-            raise Refusal("VcpuLimitExceeded", f"the quota of {account[0]}/{account[1]} is {limit} GPUs")
+        room = UNLIMITED
+        for quota in self.scenario.quotas:
+            if quota.market != row.supply.market or quota.family not in row.families:
+                continue
+            limit = int(quota.gpus * cut)
+            alike = [r for r in self.rows.values() if r.supply.market == quota.market and quota.family in r.families]
+            room = min(room, (limit - sum(r.gpus * len(r.machines) for r in alike)) // max(1, row.gpus))
+            if room < 1:
+                raise Refusal("VcpuLimitExceeded", f"the quota of {quota.family}/{quota.market} is {limit} GPUs")
         return room
 
     def _pool_room(self, row: Row) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoscaler.core.publish import QUEUE_MIN, queue_timeout_s
@@ -108,6 +109,7 @@ class World:
             queue_timeout_s=self.waits_s[key],
             max_queued=QUEUE_MIN,
             can_queue="queue" in entry.sacrifice,
+            overflow_first=_before("overflow", "queue", entry.sacrifice),
             overflow_rpm=float(overflow.rpm) if overflow else 0.0,
             overflow_usd_per_1m_tokens=overflow.usd_per_1m_tokens if overflow else 0.0,
         )
@@ -159,3 +161,8 @@ class World:
             if entry.overflow is not None and "overflow" in entry.sacrifice and fault.target in ("*", key):
                 out = any(each.target in ("*", key) for each in gone)
                 self.engine.set_overflow_rpm(self.numbers[key], 0.0 if out else float(entry.overflow.rpm))
+
+
+def _before(first: str, second: str, words: Sequence[str]) -> bool:
+    """Whether `first` stands before `second` in `words`, or alone."""
+    return first in words and (second not in words or words.index(first) < words.index(second))
