@@ -195,6 +195,9 @@ def _read(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str, R
         return None
     rows.sort(key=itemgetter(0))
     table = np.fromiter(chain.from_iterable(rows), np.float64, 9 * len(rows)).reshape(-1, 9)
+    table = table[np.isfinite(table).all(axis=1)]
+    if not len(table):
+        return None
     order = table[:, 0].astype(np.intp)
     new = np.concatenate([[True], order[1:] != order[:-1]])
     read = [beliefs.shapes[i] for i in order[new].tolist()]

@@ -14,6 +14,7 @@ from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief, ServiceBelief
 from .berths import Berth, Need, Option, Purse
+from .calibrate import reasons_for, timing_for
 from .capacity import Capacity, capacity, mix_or_prior
 from .demand import boot_s, demands, load_s
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState, expired
@@ -83,16 +84,21 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
         known = beliefs.services.get(key, ServiceBelief())
         options = tuple(
-            Option(shape=s, capacity=_capacity(s, known, entry), lead_s=boot_s(beliefs, s) + load_s(beliefs, s))
+            Option(shape=s, capacity=_capacity(s, known, entry, beliefs), lead_s=boot_s(beliefs, s) + load_s(beliefs, s))
             for s in shapes.get(key, ())
         )
         needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options))
     return tuple(needs)
 
 
-def _capacity(shape: Shape, known: ServiceBelief, entry: Service) -> Capacity:
-    mix = mix_or_prior(known.input_tokens, known.output_tokens, shape.timing)
-    return capacity(shape.timing, mix, entry.slo, entry.goal)
+def _capacity(shape: Shape, known: ServiceBelief, entry: Service, beliefs: Beliefs) -> Capacity:
+    """Planned at a pessimistic quantile of the learnt times; but doubt alone makes no limit unreachable."""
+    for timing in (timing_for(beliefs, shape), timing_for(beliefs, shape, z=0.0)):
+        mix = mix_or_prior(known.input_tokens, known.output_tokens, timing)
+        found = capacity(timing, mix, entry.slo, entry.goal)
+        if all(reason.code is not ReasonCode.UNREACHABLE_SLO for reason in found.reasons):
+            break
+    return replace(found, reasons=(*found.reasons, *reasons_for(beliefs, shape)))
 
 
 def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s: float) -> list[Berth]:
