@@ -84,7 +84,9 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
         known = beliefs.services.get(key, ServiceBelief())
         options = tuple(
-            Option(shape=s, capacity=_capacity(s, known, entry, beliefs), lead_s=boot_s(beliefs, s) + load_s(beliefs, s))
+            Option(
+                shape=s, capacity=_capacity(s, known, entry, beliefs), lead_s=boot_s(beliefs, s) + load_s(beliefs, s)
+            )
             for s in shapes.get(key, ())
         )
         needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options))
