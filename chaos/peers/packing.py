@@ -67,6 +67,13 @@ class Fleet:
             if shape is not None and key[2] in facts.offerings:
                 self.ready[key] = ready
                 self.put(shape, key[2], count)
+                self._unbind(shape, key, count - ready)
+
+    def _unbind(self, shape: Shape, key: Key, starting: int) -> None:
+        """Replicas that wait for instances which were never launched are nowhere, and may be asked for elsewhere."""
+        while starting > 0 and self.needed(key[2]) > self.instances[key[2]]:
+            self.put(shape, key[2], -1)
+            starting -= 1
 
     def put(self, shape: Shape, place: str, count: int = 1) -> None:
         """`count` more (or fewer) replicas of `shape` at `place`."""

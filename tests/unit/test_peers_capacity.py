@@ -112,6 +112,17 @@ def test_starting_replicas_go_first_then_the_dearest_place_and_empty_instances_w
     }
 
 
+def test_replicas_that_wait_for_a_refused_instance_are_asked_for_elsewhere() -> None:
+    told = scenario(supply=[offering("od"), offering("spot", "spot")])
+    rows = {"od": row(40.0), "spot": row(12.0, ready=1, refused_at_s=990.0)}
+    waiting = [*replicas("spot", 6), *replicas("spot", 10, "starting")]
+    answer = karpenter(told, view({}, rows, waiting), 16)
+    assert answer == {
+        "instances": {"od": 1, "spot": 1},
+        "replicas": {("unit/chat", "a", "spot"): 8, ("unit/chat", "a", "od"): 8},
+    }
+
+
 def test_draining_replicas_do_not_count() -> None:
     seen = view({}, {"od": row(ready=1)}, [*replicas("od", 2), *replicas("od", 3, "draining")])
     assert karpenter(scenario(), seen, 4)["replicas"] == {("unit/chat", "a", "od"): 4}
