@@ -143,8 +143,9 @@ class Engine:
     def set_queue(self, service: int, *, max_queued: int, queue_timeout_s: float) -> None:
         """Bounds of the gateway's queue from now on; those who wait are turned away only by the time limit."""
         entry = self._memory["services"][service]
-        entry["max_queued"], entry["timeout_s"] = max_queued, queue_timeout_s
-        self._settle(service)
+        if (entry["max_queued"], entry["timeout_s"]) != (max_queued, queue_timeout_s):
+            entry["max_queued"], entry["timeout_s"] = max_queued, queue_timeout_s
+            self._settle(service)
 
     def _settle(self, service: int) -> None:
         loop.settle(self._memory.root, service, self.now_s)

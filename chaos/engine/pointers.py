@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 from numba.np.numpy_support import from_dtype
@@ -23,7 +22,7 @@ _ENDLESS = 1 << 40  # the length such a vector claims: it is not known here, and
 
 def _element(builder: Any, root: np.dtype[Any], field: str, size: int, args: Any) -> Any:
     """LLVM: address of element args[1] of the array whose address is `field` of the record args[0]."""
-    integer = ir.IntType(64)
+    integer = cgutils.intp_t
     place = builder.ptrtoint(args[0], integer)
     offset = {name: place for name, (_, place, *_) in (root.fields or {}).items()}[field]
     base = builder.load(builder.inttoptr(builder.add(place, integer(offset)), integer.as_pointer()))
