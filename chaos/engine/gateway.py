@@ -57,7 +57,6 @@ def arrive(state: Any, service: int, slot: int, now_s: float) -> None:
     entry.requests += 1
     entry.input_tokens += request.input
     request.arrived_s = now_s
-    request.cold = 0
     index = choose(state, service) if entry.queued == 0 else NONE
     what = _verdict(
         index != NONE,
@@ -66,6 +65,7 @@ def arrive(state: Any, service: int, slot: int, now_s: float) -> None:
         entry.queued >= entry.max_queued,
         entry.can_queue != 0,
     )
+    request.cold = what != admission.ADMIT and entry.coming > 0
     if what == admission.ADMIT:
         dispatch(state, service, index, slot, now_s)
     elif what == admission.QUEUE:

@@ -79,6 +79,13 @@ def test_misses_of_requests_that_waited_for_replicas_on_their_way_are_cold_start
     assert (made.totals(0).met, made.totals(0).cold_start_misses) == (2, 2)
 
 
+def test_who_is_turned_away_while_the_first_replica_loads_is_a_cold_start_miss() -> None:
+    made = engine(same(3), max_queued=1)
+    made.note_coming(0, 1)
+    made.advance(1.0)
+    assert (made.totals(0).shed, made.totals(0).cold_start_misses) == (2, 2)
+
+
 def test_waiting_without_a_replica_on_its_way_is_no_cold_start() -> None:
     made = engine(same(1), ttft_s=1.5, queue_timeout_s=5.0)
     made.advance(9.0)
