@@ -141,9 +141,9 @@ class Totals:
     """One service since the start. requests = finished + shed + failed + overflowed + in_flight.
 
     `met`: within every limit, overflowed ones included (they are taken to answer at once, so what counts is how long
-    they had waited). `cold_start_misses`: misses whose request waited or was turned away while replicas were on their way.
-    `missed_*`: finished requests beyond that limit (a request may miss several). Quantiles are of finished requests,
-    within 1 %, nan without any; keys "p50", "p95", "p99".
+    they had waited). `cold_start_misses`: misses whose request waited or was turned away while replicas were on their
+    way. `missed_*`: finished requests beyond that limit (a request may miss several). Quantiles are of finished
+    requests, within 1 %, nan without any; keys "p50", "p95", "p99".
     """
 
     requests: int
