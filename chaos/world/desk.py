@@ -112,13 +112,13 @@ class Desk:
             raise Nonsense("instances and replicas must be dicts")
         instances, replicas = parts
         return Answer(
-            {self._offered(key): _count(key, count) for key, count in instances.items()},
+            {self._offered("instances", key): _count(key, count) for key, count in instances.items()},
             {self._placed(key): _count(key, count) for key, count in replicas.items()},
         )
 
-    def _offered(self, key: object) -> str:
+    def _offered(self, part: str, key: object) -> str:
         if not isinstance(key, str) or key not in self.pools.rows:
-            raise Nonsense(f"instances names {str(key)[:60]!r}, which is no offering")
+            raise Nonsense(f"{part} names {str(key)[:60]!r}, which is no offering")
         return key
 
     def _placed(self, key: object) -> tuple[str, str]:
@@ -128,7 +128,7 @@ class Desk:
         app = next((a for a in self.cluster.apps.values() if (a.service, a.variant) == (service, variant)), None)
         if app is None:
             raise Nonsense(f"replicas names {str((service, variant))[:90]}, which is no variant of a service")
-        return app.name, self._offered(offering)
+        return app.name, self._offered("replicas", offering)
 
     # ---- doing ------------------------------------------------------------------------------------------------------
     def carry_out(self, answer: Answer) -> None:

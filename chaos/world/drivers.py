@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from autoscaler.act import Inline
+from autoscaler.adapters.journal import FileJournal
 from autoscaler.adapters.policy_folder import digest
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.events import CheckFailed, Event, Forecast
@@ -104,7 +105,9 @@ class Loop:
         return self._controller.ledger.beliefs.forecasts if self._controller is not None else {}
 
     def close(self) -> None:
-        """Nothing is held that needs it."""
+        """Give the journal's folder free."""
+        if isinstance(self._journal, FileJournal):
+            self._journal.close()
 
 
 # ---- controllers under test -----------------------------------------------------------------------------------------

@@ -235,13 +235,12 @@ def _known(quantiles: dict[str, float]) -> dict[str, float | None]:
 # ---- samples for a watch --------------------------------------------------------------------------------------------
 def _sample(world: World, driver: Driver) -> Sample:
     now_s = world.timeline.now_s
-    world.tally.settle(now_s)
     overflow_usd = sum(world.engine.totals(number).overflow_usd for number in world.numbers.values())
     return Sample(
         at_s=now_s,
         services=tuple(_service_samples(world, driver)),
         offerings=tuple(_offering_samples(world)),
-        cost_usd=world.tally.cost_usd() + overflow_usd,
+        cost_usd=world.tally.cost_usd(now_s) + overflow_usd,
         refused=sum(world.tally.refused.values()),
         violations=len(world.violations),
     )

@@ -122,9 +122,22 @@ class Tally:
         for bill in self.bills.values():
             self._settle_bill(bill, now_s)
 
-    def cost_usd(self) -> float:
-        """Everything so far, as of the last `settle`."""
-        return sum(self.by_market.values())
+    def cost_usd(self, now_s: float | None = None) -> float:
+        """Everything so far: as of the last `settle`, or of now. Asking changes no sum, not even in its last digit."""
+        settled = sum(self.by_market.values())
+        if now_s is None:
+            return settled
+        held = sum(
+            self.bills[m.offering].price_usd_per_h * (now_s - m.since_s)
+            for m in self.meters.values()
+            if m.market not in RESERVED
+        )
+        reserved = sum(
+            max(b.declared, b.held) * b.price_usd_per_h * (now_s - b.since_s)
+            for b in self.bills.values()
+            if b.market in RESERVED
+        )
+        return settled + (held + reserved) / SECONDS_PER_HOUR
 
     def cost_by(self) -> CostBy:
         """The same, two ways."""
