@@ -42,6 +42,7 @@ class Karpenter:
                 offering = fleet.offerings[place]
                 if missing > EPSILON and offering.sells(now_s) and self._cells[place] not in closed:
                     missing = fleet.fill(shape, place, offering.size, missing)
+            fleet.pend(ways, missing)
         return fleet.answer()
 
 
@@ -71,6 +72,8 @@ class RayV2:
             limit = self._limit(fleet, place, pending[place], missing)
             for index, shape in pending[place]:
                 missing[index] = fleet.fill(shape, place, limit, missing[index])
+        for want, units in zip(wants, missing, strict=True):
+            fleet.pend(self._order.ways(fleet, want), units)
         for place, used in self._used.items():
             used.add(now_s, fleet.needed(place))
         return fleet.answer({place: int(used.most) for place, used in self._used.items()})

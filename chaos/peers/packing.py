@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from .facts import EPSILON, PAID, Facts, Key, Seen, Service, Shape
@@ -58,6 +59,7 @@ class Fleet:
         self.instances = {place: self.rows[place]["ready"] + self.rows[place]["starting"] for place in facts.offerings}
         self.replicas: dict[Key, int] = {}
         self.ready: dict[Key, int] = {}
+        self._pending: dict[Key, int] = {}
         self._sizes: dict[str, dict[int, int]] = {place: {} for place in facts.offerings}
         self._gang = dict.fromkeys(facts.offerings, 1)
         self._needed = dict.fromkeys(facts.offerings, 0)
@@ -131,6 +133,13 @@ class Fleet:
             missing = self.fill(shape, place, self.instances[place], missing)
         return missing
 
+    def pend(self, ways: Sequence[Way], missing: float) -> None:
+        """Replicas that found no place stay wanted, at the first of `ways`, without an instance being asked for."""
+        if missing > EPSILON and ways:
+            shape, place = ways[0]
+            key = (shape.service, shape.variant, place)
+            self._pending[key] = self._pending.get(key, 0) + ceil(missing / shape.units - EPSILON)
+
     def _dismiss(self, shape: Shape, place: str, spare: float, starting: bool) -> float:
         key = (shape.service, shape.variant, place)
         count = self.replicas.get(key, 0)
@@ -147,9 +156,10 @@ class Fleet:
             place: max(self.needed(place), min(held.get(place, 0), running))
             for place, running in self.instances.items()
         }
+        replicas = {key: self.replicas.get(key, 0) + self._pending.get(key, 0) for key in self.replicas | self._pending}
         return {
             "instances": {place: count for place, count in instances.items() if count},
-            "replicas": {key: count for key, count in self.replicas.items() if count},
+            "replicas": {key: count for key, count in replicas.items() if count},
         }
 
 

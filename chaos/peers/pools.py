@@ -87,6 +87,7 @@ class SageMakerPools:
             ):
                 if missing > EPSILON and fleet.offerings[place].sells(now_s):
                     missing = fleet.fill(pool, place, fleet.offerings[place].size, missing)
+            fleet.pend([(pool, place) for place in pool.places], missing)
         return fleet.answer()
 
     def _narrowed(self, shape: Shape) -> Shape:
