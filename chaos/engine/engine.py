@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 
@@ -30,6 +30,17 @@ class _Seen:
     at_s: float
     sums: list[float]
     kv_capacity_tokens: int
+
+
+def _check_replica(timing: Timing, slowdown: float, slots: int) -> None:
+    """A step without duration would never let time pass, and the compiled code checks nothing."""
+    numbers = [getattr(timing, name) for name in _TIMING]
+    if slots < 1 or not 0.0 < slowdown < inf:
+        raise ValueError(f"a replica needs slots >= 1 and a finite slowdown > 0, not {slots} and {slowdown}")
+    if min(timing.a_s, timing.prefill_tps) <= 0.0 or min(numbers) < 0.0 or not all(map(isfinite, numbers)):
+        raise ValueError(f"a replica's steps and prefill must take time, none negative or infinite: {timing}")
+    if min(timing.max_num_seqs, timing.kv_capacity_tokens, timing.max_model_len) < 1:
+        raise ValueError(f"a replica needs room for a sequence of at least one token: {timing}")
 
 
 class Engine:
@@ -76,8 +87,7 @@ class Engine:
 
         `slots`: requests the gateway sends it at once. `slowdown` multiplies the duration of each step.
         """
-        if slots < 1 or slowdown <= 0.0:
-            raise ValueError(f"a replica needs slots >= 1 and slowdown > 0, not {slots} and {slowdown}")
+        _check_replica(timing, slowdown, slots)
         replica = self._unused.pop() if self._unused else self._replicas
         self._replicas = max(self._replicas, replica + 1)
         self._memory.need(r=self._replicas, b=timing.max_num_seqs)
@@ -112,12 +122,6 @@ class Engine:
     def in_flight(self, replica: int) -> int:
         """Requests that `replica` has, running or waiting."""
         return int(self._memory["replicas"]["in_flight"][self._known(replica)])
-
-    def set_slowdown(self, replica: int, slowdown: float) -> None:
-        """From its next step on, `replica`'s steps take `slowdown` times as long as its timing says."""
-        if slowdown <= 0.0:
-            raise ValueError(f"slowdown must be positive, not {slowdown}")
-        self._memory["replicas"]["slowdown"][self._known(replica)] = slowdown
 
     def _known(self, replica: int) -> int:
         if replica not in self._seen:

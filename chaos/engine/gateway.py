@@ -60,7 +60,7 @@ def arrive(state: Any, service: int, slot: int, now_s: float) -> None:
     index = choose(state, service) if entry.queued == 0 else NONE
     what = _verdict(
         index != NONE,
-        not _any_replica(state, service),
+        index == NONE and not _any_replica(state, service),
         now_s >= now_s + entry.timeout_s,
         entry.queued >= entry.max_queued,
         entry.can_queue != 0,

@@ -184,6 +184,16 @@ def test_time_never_goes_back() -> None:
             made.advance(until_s)
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [{"a_s": 0.0}, {"prefill_tps": 0.0}, {"b_s_per_seq": -1e-6}, {"moe_w_s": float("nan")}, {"kv_capacity_tokens": 0},
+     {"max_num_seqs": 0}],
+)  # fmt: skip
+def test_an_engine_whose_time_would_stand_still_is_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a replica"):
+        engine(same(1)).add_replica(0, 0, replace(PLAIN, **broken), slots=1)
+
+
 def test_what_is_not_there_is_named() -> None:
     made = engine(same(0))
     with pytest.raises(ValueError, match="no replica 0"):
