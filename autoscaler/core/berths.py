@@ -43,6 +43,7 @@ class Berth:
     joined: bool
     launched_at_s: float
     present: dict[str, tuple[tuple[str, ...], ...]]
+    pace: float = 1.0  # how many times longer a step takes here than elsewhere
     seats: int = 0
     free_gpus: int = 0
 
@@ -66,6 +67,11 @@ class Seat:
     def usd_per_h(self) -> float:
         """Price of the GPUs it takes."""
         return sum(self.option.shape.gpus * berth.usd_per_gpu_h for berth in self.berths)
+
+    @property
+    def rps(self) -> float:
+        """Requests per second it is planned to carry: the slowest of its instances sets the pace."""
+        return self.option.capacity.rps / max(berth.pace for berth in self.berths)
 
     @property
     def joined(self) -> bool:
@@ -145,6 +151,9 @@ class Need:
             return False
         self.seats.append(seat)
         self._count(seat, 1)
+        for berth in berths:
+            if berth.pace > 1.0:
+                self.note(why(ReasonCode.SLOW_NODE, berth.instance_id, ratio=berth.pace, rps=seat.rps))
         return True
 
     def take_back(self, seat: Seat) -> None:
@@ -158,7 +167,7 @@ class Need:
             berth.free_gpus -= sign * seat.option.shape.gpus
         self.purse.gpus += sign * seat.option.shape.gpus * len(seat.berths)
         self.purse.usd_per_h += sign * seat.usd_per_h
-        self.rps += sign * seat.option.capacity.rps
+        self.rps += sign * seat.rps
         self.steady += sign * seat.steady
 
     def note(self, reason: Reason) -> None:

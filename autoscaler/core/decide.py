@@ -14,7 +14,7 @@ from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief, ServiceBelief
 from .berths import Berth, Need, Option, Purse
-from .calibrate import reasons_for, timing_for
+from .calibrate import reasons_for, slow_instances, timing_for
 from .capacity import Capacity, capacity, mix_or_prior
 from .demand import boot_s, demands, load_s
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState, expired
@@ -113,6 +113,7 @@ def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s
     for option in (option for need in needs for option in need.options):
         kind = option.shape.instance_type
         leads[kind] = max(option.lead_s, leads.get(kind, 0.0))
+    slow = slow_instances(beliefs)
     berths = []
     for key in sorted(beliefs.instances):
         instance = beliefs.instances[key]
@@ -125,6 +126,7 @@ def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s
                     joined=instance.state is InstanceState.JOINED,
                     launched_at_s=instance.launched_at_s,
                     present=presence.led.get(key, {}),
+                    pace=slow.get(key, 1.0),
                 )
             )
     for token, intent in sorted(beliefs.intents.items()):  # calls without an answer yet: they may be coming
