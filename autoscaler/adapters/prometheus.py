@@ -11,13 +11,14 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import httpx
 
 from autoscaler.core.model import EngineLoad, Idle, Measured, Missing, ServiceLoad, Signal
 from autoscaler.ports import Transient
+from serve_apps.law_metrics import COUNTERS, PREFIX
 from serve_apps.wire import GatewayReport, ServiceCounters, WireError, decode
 
 REPORT_TTL_S = 10.0
@@ -175,25 +176,30 @@ def _load_of(
 # ---- engines --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStat:
-    """One engine's gauges: requests running and waiting, fraction of the KV cache in use. None: not exported."""
+    """One engine's gauges: requests running and waiting, fraction of the KV cache in use. None: not exported. `law`:
+    its counters so far, by name (serve_apps.law_metrics).
+    """
 
     running: float | None = None
     waiting: float | None = None
     kv_fraction: float | None = None
+    law: Mapping[str, float] = field(default_factory=dict)
 
 
 FIELDS = {"num_requests_running": "running", "num_requests_waiting": "waiting", "kv_cache_usage_perc": "kv_fraction"}
 # One pass over a megabyte of text: only the wanted names at a line's start are ever looked at closely.
 _SERIES = re.compile(
-    rf'^ray_vllm_({"|".join(FIELDS)})\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}} (\S+)', re.MULTILINE
-)  # fmt: skip
+    rf"^ray_(?:vllm_({'|'.join(FIELDS)})|{PREFIX}({'|'.join(COUNTERS)})_total)"
+    r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} (\S+)',
+    re.MULTILINE,
+)
 _REPLICA = re.compile(r'(?:^|,)ReplicaId="([^"]+)"')
 
 
 def parse_engines(text: str) -> dict[str, EngineStat]:
     """``{replica_id: EngineStat}`` of one exposition; NaN, infinite and negative values are dropped."""
     stats: dict[str, EngineStat] = {}
-    for name, labels, literal in _SERIES.findall(text):
+    for gauge, counter, labels, literal in _SERIES.findall(text):
         replica = _REPLICA.search(labels)
         try:
             value = float(literal)
@@ -201,7 +207,8 @@ def parse_engines(text: str) -> dict[str, EngineStat]:
             continue
         if replica and math.isfinite(value) and value >= 0.0:
             known = stats.get(replica[1], EngineStat())
-            stats[replica[1]] = replace(known, **{FIELDS[name]: value})
+            more = {FIELDS[gauge]: value} if gauge else {"law": {**known.law, counter: value}}
+            stats[replica[1]] = replace(known, **more)
     return stats
 
 
@@ -212,6 +219,7 @@ class EngineScraper:
         self._urls = urls
         self._period_s = period_s
         self._stats: dict[str, EngineStat] = {}
+        self._told: dict[str, EngineStat] = {}  # what the last call of `engines` saw
         self._known = False  # whether the last scrape knew which nodes there are
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="qm-engine-scraper", daemon=True)
@@ -226,13 +234,15 @@ class EngineScraper:
         self._thread.join()
 
     def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
-        """All engines of the last scrape, by replica: Ray exports a dead engine's last values for minutes.
+        """All engines of the last scrape, by replica: Ray exports a dead engine's last values for minutes. Their means
+        are over the time between that scrape and the one of the last call.
 
         Raises Transient before the first scrape, and when it was not known which nodes there are.
         """
         if not self._known:
             raise Transient("no node's metrics endpoint is known", "NoMetricsEndpoint")
-        return tuple(_engine(replica_id, stat, now_s) for replica_id, stat in sorted(self._stats.items()))
+        before, self._told = self._told, self._stats
+        return tuple(_engine(key, stat, before.get(key), now_s) for key, stat in sorted(self._told.items()))
 
     def scrape_once(self, client: httpx.Client) -> None:
         """Read every endpoint; one that does not answer leaves its engines out."""
@@ -260,16 +270,34 @@ def _scrape(client: httpx.Client, url: str) -> dict[str, EngineStat]:
         return {}
 
 
-def _engine(replica_id: str, stat: EngineStat, now_s: float) -> EngineLoad:
-    def signal(value: float | None) -> Signal:
-        return Missing(why="not exported") if value is None else Measured(value=value, at_s=now_s)
+def _engine(replica_id: str, stat: EngineStat, before: EngineStat | None, now_s: float) -> EngineLoad:
+    def signal(value: float | None, why: str = "not exported") -> Signal:
+        return Missing(why=why) if value is None else Measured(value=value, at_s=now_s)
+
+    done = _since(before, stat)
+
+    def mean(total: str, count: str) -> Signal:
+        return signal(done[total] / done[count] if done[count] > 0.0 else None, "nothing since the last look")
 
     return EngineLoad(
         replica_id=replica_id,
         running=signal(stat.running),
         waiting=signal(stat.waiting),
         kv_fraction=signal(stat.kv_fraction),
+        tpot_s=mean("token_seconds", "step_tokens"),
+        prefill_s=mean("prefill_seconds", "prefills"),
+        input_tokens=mean("prefill_tokens", "prefills"),
+        batch=mean("step_tokens", "steps"),
+        kv_tokens=mean("kv_token_steps", "steps"),
+        steps=done["steps"],
+        samples=done["prefills"],
     )
+
+
+def _since(before: EngineStat | None, after: EngineStat) -> dict[str, float]:
+    """What was counted between two looks at an engine; nothing at the first, and when a counter began anew."""
+    rises = {name: after.law.get(name, 0.0) - before.law.get(name, 0.0) for name in COUNTERS} if before else {}
+    return rises if rises and min(rises.values()) >= 0.0 else dict.fromkeys(COUNTERS, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

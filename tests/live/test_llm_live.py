@@ -104,6 +104,7 @@ def test_a_caller_who_leaves_stops_the_engine(cluster: ServeCluster, handle: Any
 
 
 def test_the_series_that_the_simulated_engine_promises_are_vllms(cluster: ServeCluster) -> None:
+    from serve_apps.law_metrics import COUNTERS, PREFIX
     from serve_apps.sim_metrics import HISTOGRAMS
 
     names = ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"]
@@ -112,6 +113,11 @@ def test_the_series_that_the_simulated_engine_promises_are_vllms(cluster: ServeC
     wait_until(
         lambda: all(series(cluster, f"ray_vllm_{name}") is not None for name in names), 30, "vLLM exports them all"
     )
+    law = {name: f"ray_{PREFIX}{name}_total" for name in COUNTERS}
+    wait_until(lambda: all(series(cluster, name) is not None for name in law.values()), 30, "and what the law is in")
+    steps, tokens = series(cluster, law["steps"]), series(cluster, law["step_tokens"])
+    assert steps is not None and tokens is not None  # noqa: PT018
+    assert 0.0 < steps <= tokens
 
 
 def test_a_missing_model_fails_its_own_application_and_says_why(cluster: ServeCluster) -> None:
