@@ -262,8 +262,33 @@ def _scenario_schema() -> dict[str, Any]:
     return scenario_schema()
 
 
-bench = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure Quartermaster itself.")
+bench = typer.Typer(add_completion=False)
 app.add_typer(bench, name="bench")
+
+
+@bench.callback(invoke_without_command=True)
+def bench_suite(
+    context: typer.Context,
+    suite: Annotated[Literal["public", "full"], typer.Option(help="Which shipped scenarios.")] = "public",
+    scenarios: Annotated[str | None, typer.Option(metavar="A,B", help="These names or files instead.")] = None,
+    controllers: Annotated[str, typer.Option(metavar="A,B|all", help="Ours, oracles, peers, static.")] = "all",
+    seeds: Annotated[str, typer.Option(metavar="FROM:TO", help="Seeds, the last not included.")] = "0:10",
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 2,
+    results: Annotated[
+        Path, typer.Option(metavar="DIR", help="Keeps each run's result, so that a killed bench goes on.")
+    ] = Path("build/bench"),
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Attainment against cost, as a page.")] = None,
+    publish: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write docs/scoreboard.* and README's table there.")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """Every controller on every scenario: attainment, cost, regret to the lower bound, who dominates whom."""
+    if context.invoked_subcommand is None:
+        given = {name: value for name, value in locals().items() if name != "context"}
+        from chaos.scoreboard.command import Given, bench_command
+
+        raise typer.Exit(bench_command(Given(**given)))
 
 
 @bench.command("tick")

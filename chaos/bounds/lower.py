@@ -39,7 +39,7 @@ As a function of M the bound is affine for fixed multipliers, so a `Bound` made 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,7 @@ from .problem import Load, Problem
 from .program import Prices, prices
 from .work import Floats
 
-NEAR = (1.0, 0.97, 0.9)
+PARTS = (1.0, 0.97, 0.93, 0.85, 0.7, 0.5)
 ROUNDING = 1e-9  # relative; sums of a million terms err by less
 
 
@@ -66,17 +66,18 @@ class Bound:
         return max(self.sunk_usd, self.at_zero_usd + earned)
 
 
-def lower_bound(problem: Problem, met: Mapping[str, float]) -> Bound:
-    """The bound whose multipliers are chosen for `met`; it holds for any other, too.
+def bounds(problem: Problem, met: Mapping[str, float], parts: Sequence[float] = PARTS) -> tuple[Bound, ...]:
+    """Bounds whose multipliers are chosen for `parts` of `met`; all hold for whatever was met.
 
-    Where capacity hardly suffices, the prices explode that the program finds with mean works. Those for a little less
-    are tried as well.
+    Less than all is tried because the program's prices explode where capacity hardly suffices for the mean works, and
+    because other controllers meet less.
     """
     found = []
-    for part in NEAR:
+    for part in parts:
         near = {service: part * count for service, count in met.items()}
-        found.append(prove(problem, prices(problem, near), met))
-    return max(found, key=lambda bound: bound.usd(met))
+        multipliers = prices(problem, near)
+        found += [prove(problem, multipliers, wanted) for wanted in ((near, met) if part < 1.0 else (met,))]
+    return tuple(found)
 
 
 def best(bounds: Iterable[Bound], met: Mapping[str, float]) -> float:
