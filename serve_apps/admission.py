@@ -7,7 +7,7 @@ instants (seconds of any one monotonic clock) are passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .wire import ServiceRoute
@@ -99,9 +99,31 @@ def rank(ticket: Ticket) -> tuple[int, float, int]:
     return (-ticket.priority, ticket.arrived_at_s, ticket.seq)
 
 
-def order(queue: Iterable[Ticket]) -> tuple[Ticket, ...]:
-    """The queue in the order in which slots are given."""
-    return tuple(sorted(queue, key=rank))
+def late(waited_s: float, slack_s: float) -> bool:
+    """Whether a request that has waited so long can no longer meet its service's limits."""
+    return waited_s > slack_s
+
+
+def order(queue: Iterable[Ticket], now_s: float = 0.0, slack_s: float | None = None) -> tuple[Ticket, ...]:
+    """The queue in the order in which slots are given at `now_s`.
+
+    Of one priority those that can still meet their limits go first: who is late already would only make the next one
+    late too, and so a backlog that has formed once would make every request miss. With `slack_s` None nobody is late.
+    """
+    if slack_s is None:
+        return tuple(sorted(queue, key=rank))
+    return tuple(sorted(queue, key=lambda t: (-t.priority, late(now_s - t.arrived_at_s, slack_s), *rank(t)[1:])))
+
+
+def first(queue: Sequence[Ticket], now_s: float, slack_s: float | None) -> int:
+    """Index of the first of `order`, in a queue that is sorted by `rank` and not empty."""
+    if slack_s is not None:
+        for index, ticket in enumerate(queue):
+            if ticket.priority != queue[0].priority:
+                break
+            if not late(now_s - ticket.arrived_at_s, slack_s):
+                return index
+    return 0
 
 
 def share(total: int, gateways: int) -> int:

@@ -56,7 +56,10 @@ class VariantRoute(_Message):
 
 
 class ServiceRoute(_Message):
-    """How the gateway treats a service. `max_queued` counts requests waiting for a slot, over all gateways."""
+    """How the gateway treats a service. `max_queued` counts requests waiting for a slot, over all gateways.
+
+    A request that has waited longer than `slack_s` can no longer meet its limits (None: it always can).
+    """
 
     service: str
     priority: int
@@ -64,6 +67,7 @@ class ServiceRoute(_Message):
     max_queued: int
     queue_timeout_s: float
     retry_after_s: float
+    slack_s: float | None = None
     sacrifice: tuple[Literal["queue", "shed", "smaller_variant", "overflow"], ...] = ("queue", "shed")
 
 

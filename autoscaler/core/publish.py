@@ -5,10 +5,15 @@ Pure; may not do I/O or read a clock.
 
 from __future__ import annotations
 
-from policies.model import PolicySet, Service
+from math import inf, isfinite
+
+from policies.model import PolicySet, Service, Slo
+from serve_apps.timing import Timing, decode_step_s, prefill_s
 from serve_apps.wire import LocalRule, PlanMessage, ServiceRoute, VariantRoute, app_name
 
-from .beliefs import Beliefs
+from .beliefs import Beliefs, ServiceBelief
+from .calibrate import timing_for
+from .capacity import Mix, mix_or_prior
 from .demand import lead_s
 from .lifecycle import InstanceState
 from .model import Plan, Route
@@ -17,6 +22,7 @@ LOCAL_RULE_LOAD = 0.7  # requests in flight per replica that Serve aims at on it
 LOCAL_RULE_HOLD_S = 60.0
 QUEUE_SLOTS = 8  # requests waiting per slot before new ones are turned away
 QUEUE_MIN = 32
+QUEUE_PATIENT = 100_000  # of a service that is never turned away
 UNBOUNDED_WAIT_S = 900.0
 RETRY_MIN_S, RETRY_MAX_S = 2.0, 120.0
 
@@ -39,7 +45,7 @@ def to_message(
         targets=targets,
         local_rules=local_rules(policy, plan.routes),
         services=tuple(
-            _route(key, entry, routes.get(key, []), targets, room, plan, lead_s(beliefs, key), now_s)
+            _route(key, entry, routes.get(key, []), targets, room, plan, beliefs, now_s)
             for key, _, entry in policy.services()
         ),
     )
@@ -87,9 +93,10 @@ def _route(
     targets: dict[str, int],
     room: dict[str, int],
     plan: Plan,
-    lead: float,
+    beliefs: Beliefs,
     now_s: float,
 ) -> ServiceRoute:
+    lead = lead_s(beliefs, key)
     apps = {route.variant: app_name(key, route.variant) for route in routes}
     slots = sum(max(route.ready, targets[apps[route.variant]]) * route.max_concurrency_per_replica for route in routes)
     return ServiceRoute(
@@ -106,19 +113,42 @@ def _route(
             )
             for route in routes
         ),
-        max_queued=max(QUEUE_MIN, QUEUE_SLOTS * slots),
+        max_queued=max(QUEUE_MIN, QUEUE_SLOTS * slots) if "shed" in entry.sacrifice else QUEUE_PATIENT,
         queue_timeout_s=queue_timeout_s(entry, lead),
         retry_after_s=_retry_after_s(key, plan, lead, now_s),
+        slack_s=_slack_s(key, entry, routes, beliefs),
         sacrifice=entry.sacrifice,
     )
 
 
 def queue_timeout_s(entry: Service, lead: float) -> float:
     """A service that may be shed waits as long as help takes twice over; one that may not waits."""
-    if "shed" not in entry.sacrifice:
-        return UNBOUNDED_WAIT_S
     limit = entry.slo.deadline_s or entry.slo.e2e_s or 0.0
+    if "shed" not in entry.sacrifice:
+        return max(UNBOUNDED_WAIT_S, limit)
     return max(limit, 2.0 * lead, RETRY_MIN_S)
+
+
+def slack_s(slo: Slo, timing: Timing, mix: Mix, batch: int) -> float:
+    """How long a request may wait and then still meet every limit in a batch of that size; inf without such limits."""
+    prefill, step = prefill_s(timing, mix.input_tokens), decode_step_s(timing, batch, batch * mix.input_tokens)
+    first, whole = prefill + step, prefill + mix.output_tokens * step
+    rows = ((slo.ttft_s, first), (slo.e2e_s, whole), (slo.deadline_s, whole))
+    return max(0.0, min((limit - needed for limit, needed in rows if limit is not None), default=inf))
+
+
+def _slack_s(key: str, entry: Service, routes: list[Route], beliefs: Beliefs) -> float | None:
+    """That of the slowest variant in use, or of all where none is ready; None when nobody is ever late."""
+    known = beliefs.services.get(key, ServiceBelief())
+    shapes = {shape.variant: shape for shape in beliefs.shapes if shape.service == key}
+    used = [route for route in routes if route.ready] or routes
+    slacks = []
+    for route in used:
+        timing = timing_for(beliefs, shapes[route.variant])
+        mix = mix_or_prior(known.input_tokens, known.output_tokens, timing)
+        slacks.append(slack_s(entry.slo, timing, mix, route.max_concurrency_per_replica))
+    slack = min(slacks, default=inf)
+    return slack if isfinite(slack) else None
 
 
 def _retry_after_s(key: str, plan: Plan, lead: float, now_s: float) -> float:

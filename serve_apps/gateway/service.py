@@ -12,7 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 
-from serve_apps.admission import Admit, Queue, ServiceState, Shed, Ticket, VariantState, admit, rank, route, states
+from serve_apps.admission import (
+    Admit,
+    Queue,
+    ServiceState,
+    Shed,
+    Ticket,
+    VariantState,
+    admit,
+    first,
+    rank,
+    route,
+    states,
+)
 from serve_apps.wire import ServiceCounters, ServiceRoute
 
 
@@ -73,7 +85,7 @@ class Service:
         self.tally = Tally()
         self._around = around
         self._now_s = now_s
-        self._queue: list[_Waiter] = []  # always in the order of `admission.order`
+        self._queue: list[_Waiter] = []  # sorted by `admission.rank`
         self._running: Counter[str] = Counter()
         self._seq = 0
 
@@ -134,7 +146,7 @@ class Service:
     def pump(self) -> None:
         """Hand free slots to those who wait, in order."""
         while self._queue and (app := route(self._states())) is not None:
-            waiter = self._queue.pop(0)
+            waiter = self._queue.pop(first([w.ticket for w in self._queue], self._now_s(), self.policy.slack_s))
             if not waiter.slot.done():
                 waiter.slot.set_result(self._take(app))
 

@@ -14,6 +14,7 @@ from serve_apps.admission import (
     Ticket,
     VariantState,
     admit,
+    first,
     order,
     route,
     share,
@@ -182,10 +183,28 @@ def test_order_depends_on_the_tickets_and_not_on_how_they_came(queue: list[Ticke
 
 @given(tickets)
 def test_order_puts_nobody_behind_a_less_important_or_later_request(queue: list[Ticket]) -> None:
-    for first, second in zip(order(queue), order(queue)[1:], strict=False):
-        assert first.priority >= second.priority
-        if first.priority == second.priority:
-            assert first.arrived_at_s <= second.arrived_at_s
+    for one, other in zip(order(queue), order(queue)[1:], strict=False):
+        assert one.priority >= other.priority
+        if one.priority == other.priority:
+            assert one.arrived_at_s <= other.arrived_at_s
+
+
+@given(tickets, st.floats(0, 1e6), st.one_of(st.none(), st.floats(0, 1e6)))
+def test_first_is_the_first_of_the_order_at_every_moment(
+    queue: list[Ticket], now_s: float, slack_s: float | None
+) -> None:
+    ranked = order(queue)
+    if ranked:
+        assert ranked[first(ranked, now_s, slack_s)] == order(queue, now_s, slack_s)[0]
+
+
+def test_who_is_late_already_does_not_make_the_next_one_late() -> None:
+    tickets = tuple(Ticket(priority=0, arrived_at_s=float(at_s), seq=at_s) for at_s in range(4))
+    assert [t.seq for t in order(tickets, now_s=3.5, slack_s=2.0)] == [2, 3, 0, 1]
+    assert first(tickets, 3.5, 2.0) == 2
+    assert first(tickets, 9.0, 2.0) == 0, "all are late: the first of all"
+    urgent = Ticket(priority=1, arrived_at_s=-9.0, seq=9)
+    assert first((urgent, *tickets), 3.5, 2.0) == 0, "the caller's own priority comes before lateness"
 
 
 @given(variants)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from autoscaler.core.publish import to_message
+import math
+
+import pytest
+
+from autoscaler.core.capacity import Mix
+from autoscaler.core.publish import slack_s, to_message
 from policies.model import PolicySet, Slo, Variant
-from tests.scene import Scene, offering, service, unit
+from tests.scene import TIMING, Scene, offering, service, unit
 
 CHAT = "support/chat"
 
@@ -59,6 +64,36 @@ def test_a_service_that_may_not_be_shed_waits() -> None:
     by_name = {route.service: route for route in message_of(scene).services}
     assert by_name[CHAT].queue_timeout_s == 900.0
     assert by_name["support/hasty"].queue_timeout_s == 240.0, "twice the lead of two minutes"
+    assert (by_name[CHAT].max_queued, by_name["support/hasty"].max_queued) == (100_000, 32)
+
+
+def test_a_deadline_of_hours_is_waited_for() -> None:
+    nightly = service(sacrifice=("queue",), slo=Slo(deadline_s=21_600.0))
+    scene = Scene([unit(nightly)], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.run(10)
+    (route,) = message_of(scene).services
+    assert route.queue_timeout_s == 21_600.0
+
+
+def test_slack_is_what_the_tightest_limit_leaves_beside_the_work() -> None:
+    mix = Mix(input_tokens=500.0, output_tokens=100.0)  # 50 ms of prefill, 28 ms a step of eight
+    assert slack_s(Slo(ttft_s=2.0, tpot_s=0.1), TIMING, mix, 8) == pytest.approx(2.0 - 0.078)
+    assert slack_s(Slo(ttft_s=9.0, e2e_s=4.0), TIMING, mix, 8) == pytest.approx(4.0 - 2.85)
+    assert slack_s(Slo(deadline_s=1.0), TIMING, mix, 8) == 0.0
+    assert slack_s(Slo(tpot_s=0.1), TIMING, mix, 8) == math.inf
+
+
+def test_a_service_without_a_limit_on_waiting_is_never_late() -> None:
+    scene = Scene([unit(service(slo=Slo(tpot_s=0.1)), service("strict", priority=1))], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.load("support/strict", 0.0)
+    scene.run(10)
+    by_name = {route.service: route.slack_s for route in message_of(scene).services}
+    assert by_name[CHAT] is None
+    strict = by_name["support/strict"]
+    assert strict is not None
+    assert 1.5 < strict < 2.0
 
 
 def test_an_application_the_plan_does_not_name_is_stopped() -> None:

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from serve_apps.gateway import core
+from serve_apps.gateway.service import Service, Surroundings
 from tests.gateway_fakes import CHAT, TEXT, Caller, FakeEngines, Rig, one_app, plan, routed, two_apps, until, variant
 
 
@@ -45,6 +46,29 @@ async def test_the_queue_is_served_by_priority_then_arrival() -> None:
     for caller in callers:
         await caller.done()
     assert [request["prompt"] for request in replica.started] == ["first", "urgent", "a", "b", "late"]
+
+
+async def test_a_free_slot_goes_to_the_first_who_can_still_meet_the_limits() -> None:
+    now_s = [0.0]
+    row = variant("a", ready=1, slots=1)
+    rules = routed(CHAT, row).model_copy(update={"slack_s": 2.0, "queue_timeout_s": 60.0, "max_queued": 9})
+    queue = Service(rules, Surroundings(fresh=True), lambda: now_s[0])
+    slot = await queue.acquire(0)
+    started: list[str] = []
+
+    async def call(name: str) -> None:
+        held = await queue.acquire(0)
+        started.append(name)
+        queue.release(held)
+
+    callers = []
+    for name, at_s in (("late", 0.0), ("later", 1.0), ("in time", 3.0), ("too", 4.0)):
+        now_s[0] = at_s
+        callers.append(asyncio.create_task(call(name)))
+        await until(lambda: queue.queued == len(callers))
+    queue.release(slot)
+    await asyncio.gather(*callers)
+    assert started == ["in time", "too", "late", "later"]
 
 
 async def test_a_full_queue_sheds_with_retry_after() -> None:
