@@ -70,7 +70,8 @@ class Engine:
             entry["can_queue"], entry["overflow_rpm"] = spec.can_queue, spec.overflow_rpm
             entry["overflow_first"] = spec.overflow_first
             entry["overflow_usd_per_token"] = spec.overflow_usd_per_1m_tokens / 1e6
-            entry["queue_head"] = entry["queue_tail"] = layout.NONE
+            entry["slack_s"] = inf
+            entry["queue_head"] = entry["queue_tail"] = entry["late_tail"] = layout.NONE
             entry["task_base"] = base
             base += len(table.calls)
             if len(table.calls) and table.calls.min() < 1:
@@ -144,11 +145,15 @@ class Engine:
             loop.set_slots(self._memory.root, int(replica), slots)
         self._settle(service)
 
-    def set_queue(self, service: int, *, max_queued: int, queue_timeout_s: float) -> None:
-        """Bounds of the gateway's queue from now on; those who wait are turned away only by the time limit."""
+    def set_queue(self, service: int, *, max_queued: int, queue_timeout_s: float, slack_s: float = inf) -> None:
+        """Bounds of the gateway's queue from now on; those who wait are turned away only by the time limit.
+
+        Who has waited longer than `slack_s` lets those pass who can still meet their limits.
+        """
         entry = self._memory["services"][service]
-        if (entry["max_queued"], entry["timeout_s"]) != (max_queued, queue_timeout_s):
-            entry["max_queued"], entry["timeout_s"] = max_queued, queue_timeout_s
+        if (entry["max_queued"], entry["timeout_s"], entry["slack_s"]) != (max_queued, queue_timeout_s, slack_s):
+            entry["max_queued"], entry["timeout_s"], entry["slack_s"] = max_queued, queue_timeout_s, slack_s
+            entry["late_tail"] = layout.NONE
             self._settle(service)
 
     def _settle(self, service: int) -> None:

@@ -1,7 +1,7 @@
 """The gateway before the replicas, compiled: the arithmetic of `serve_apps.admission` on the engine's own arrays.
 
 May not decide anything that `serve_apps.admission` decides. The queue is a chain in order of arrival at the gateway;
-all its requests have one priority and one time limit, so the first to start is also the first whose time is up.
+all its requests have one priority and one time limit, so the head is the first whose time is up.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .state import NONE, load_at, load_items_at, load_place_at, replica_at, requ
 
 _verdict = jit(admission.verdict)
 _load = jit(admission.load)
+_late = jit(admission.late)
 
 
 @jit
@@ -106,14 +107,32 @@ def enqueue(state: Any, service: int, slot: int) -> None:
 
 
 @jit
-def _dequeue(state: Any, service: int) -> int:
+def _dequeue(state: Any, service: int, before: int) -> int:
+    """Take the one behind `before` (NONE: the head) out of the queue, which is not empty."""
     entry = service_at(state, service)
-    slot = entry.queue_head
-    entry.queue_head = request_at(state, slot).next
-    if entry.queue_head == NONE:
-        entry.queue_tail = NONE
+    slot = entry.queue_head if before == NONE else request_at(state, before).next
+    after = request_at(state, slot).next
+    if before == NONE:
+        entry.queue_head = after
+    else:
+        request_at(state, before).next = after
+    if after == NONE:
+        entry.queue_tail = before
+    if entry.late_tail == slot:
+        entry.late_tail = NONE  # only a head is taken from among the late: it was the only one
     entry.queued -= 1
     return slot
+
+
+@jit
+def _first(state: Any, service: int, now_s: float) -> int:
+    """Take out of the queue whom `admission.first` names. The late are its front, up to `late_tail`."""
+    entry = service_at(state, service)
+    slot = entry.queue_head if entry.late_tail == NONE else request_at(state, entry.late_tail).next
+    while slot != NONE and _late(now_s - request_at(state, slot).arrived_s, entry.slack_s):
+        entry.late_tail = slot
+        slot = request_at(state, slot).next
+    return _dequeue(state, service, NONE if slot == NONE else entry.late_tail)
 
 
 @jit
@@ -124,7 +143,7 @@ def pump(state: Any, service: int, now_s: float) -> None:
         index = choose(state, service)
         if index == NONE:
             return
-        dispatch(state, service, index, _dequeue(state, service), now_s)
+        dispatch(state, service, index, _first(state, service, now_s), now_s)
 
 
 @jit
@@ -140,4 +159,4 @@ def expiry_s(state: Any, service: int) -> float:
 def expire(state: Any, service: int, now_s: float) -> None:
     """Turn away all in the queue whose time is up."""
     while expiry_s(state, service) <= now_s:
-        turn_away(state, service, _dequeue(state, service), now_s)
+        turn_away(state, service, _dequeue(state, service, NONE), now_s)

@@ -93,6 +93,7 @@ SERVICE = np.dtype(
         ("tpot_s", "f8"),
         ("e2e_s", "f8"),
         ("timeout_s", "f8"),
+        ("slack_s", "f8"),
         ("overflow_rpm", "f8"),
         ("overflow_usd_per_token", "f8"),
         ("overflow_usd", "f8"),
@@ -108,6 +109,7 @@ SERVICE = np.dtype(
         ("thinking", "i4"),  # calls to come, in the heap of their times
         ("queue_head", "i4"),
         ("queue_tail", "i4"),
+        ("late_tail", "i4"),  # the last of those known to be late, who are the front of the queue
         ("queued", "i4"),
         ("running", "i8"),
         ("arrived", "i8"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -83,9 +84,10 @@ class World(RuleBasedStateMachine):
     def change_slots(self, service: int, variant: int, slots: int) -> None:
         self.engine.set_slots(service, variant, slots)
 
-    @rule(service=st.integers(0, 1), queued=st.integers(0, 20), timeout_s=st.sampled_from([0.5, 9.0]))
-    def change_queue(self, service: int, queued: int, timeout_s: float) -> None:
-        self.engine.set_queue(service, max_queued=queued, queue_timeout_s=timeout_s)
+    @rule(service=st.integers(0, 1), queued=st.integers(0, 20), timeout_s=st.sampled_from([0.5, 9.0]),
+          slack_s=st.sampled_from([0.0, 0.8, math.inf]))  # fmt: skip
+    def change_queue(self, service: int, queued: int, timeout_s: float, slack_s: float) -> None:
+        self.engine.set_queue(service, max_queued=queued, queue_timeout_s=timeout_s, slack_s=slack_s)
 
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.engine import Engine, histogram
-from serve_apps.admission import VariantState, route
+from serve_apps.admission import Ticket, VariantState, first, route
 from tests.engine_scene import PLAIN, engine, rows, same, spec
 
 
@@ -175,6 +175,38 @@ def test_variants_are_chosen_as_the_gateway_chooses_them(fleet: list[tuple[int, 
             running[int(app)] += 1
     assert [sum(made.in_flight(one) for one in group) for group in replicas] == running
     assert made.window(0).queued == queued
+
+
+def misses(gaps: list[float], lengths: list[int], slack_s: float, limit_s: float) -> int:
+    """Requests beyond `limit_s` to their first token: one slot, given in the order of `admission.first`."""
+    arrived = np.cumsum(gaps)
+    todo = list(range(len(gaps)))
+    now_s, missed = 0.0, 0
+    while todo:
+        waiting = [i for i in todo if arrived[i] <= now_s] or todo[:1]
+        now_s = max(now_s, arrived[waiting[0]])
+        tickets = [Ticket(priority=0, arrived_at_s=float(arrived[i]), seq=i) for i in waiting]
+        chosen = waiting[first(tickets, now_s, slack_s)]
+        todo.remove(chosen)
+        missed += bool(now_s + lengths[chosen] / 1000 - arrived[chosen] > limit_s)
+        now_s += lengths[chosen] / 1000
+    return missed
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 3), st.integers(100, 3000)), min_size=1, max_size=25),
+    st.sampled_from([0.0, 1.0, 2.5, 1e9]),
+    st.floats(0.5, 8),
+)
+def test_who_is_late_lets_those_pass_who_are_not(each: list[tuple[float, int]], slack_s: float, limit_s: float) -> None:
+    gaps, lengths = [gap * np.pi / 3 for gap, _ in each], [length for _, length in each]
+    made = engine(rows(np.cumsum(gaps).tolist(), lengths, [1] * len(each)), ttft_s=limit_s)
+    made.set_queue(0, max_queued=99, queue_timeout_s=1e9, slack_s=slack_s)
+    made.add_replica(0, 0, PLAIN, slots=1)
+    made.advance(1000.0)
+    assert made.totals(0).finished == len(each)
+    assert made.totals(0).missed_ttft == misses(gaps, lengths, slack_s, limit_s)
 
 
 def test_services_do_not_touch_each_other() -> None:
