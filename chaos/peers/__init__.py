@@ -55,7 +55,7 @@ PEERS: dict[str, Factory] = {
     "sageserve": _lazy("pairs", "sageserve"),
     "sagemaker": _lazy("pairs", "sagemaker"),
     "static": _lazy("fixed", "static"),
-    "trivial": _lazy("fixed", "trivial"),
+    "trivial": _lazy("fixed", "Trivial"),
 }
 KNOBS: dict[str, Knob] = {
     "ray_serve": Knob("target_ongoing_requests, share of those in flight at the planned rate", 1.0),

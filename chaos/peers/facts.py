@@ -84,12 +84,16 @@ class Offering:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The scenario as far as a peer may know it. `services`: most important first, ties by key. `knob`: multiplier."""
+    """The scenario as far as a peer may know it. `services`: most important first, ties by key. `knob`: multiplier.
+
+    `quota_gpus`: by unit, infinite without one. `replicas`: what `static` and `trivial` are told.
+    """
 
     services: tuple[Service, ...]
     offerings: dict[str, Offering]
+    quota_gpus: dict[str, float]
     knob: float
-    peer: Mapping[str, Any]
+    replicas: Mapping[str, int] | int | None
 
 
 @dataclass(slots=True)
@@ -111,7 +115,7 @@ class Seen:
 
 
 def facts_of(scenario: Mapping[str, Any]) -> Facts:
-    """Read what `attr(scenario)` is given: the scenario as a dict, with `shapes`, and `peer` where a knob is turned."""
+    """Read what `attr(scenario)` is given: the scenario as a dict with `shapes`, and `peer: {knob, replicas}` if any."""
     gpus = {row["instance_type"]: int(row["instance_gpus"]) for row in scenario["shapes"]}
     supply = [row for row in scenario["supply"] if row["market"] != "overflow" and row["instance_type"] in gpus]
     offerings = {row["id"]: _offering(row, gpus[row["instance_type"]]) for row in supply}
@@ -119,7 +123,14 @@ def facts_of(scenario: Mapping[str, Any]) -> Facts:
     services = [_service(key, entry, scenario["shapes"], offerings) for key, entry in rows]
     ordered = tuple(sorted(services, key=lambda service: (-service.priority, service.key)))
     peer = scenario.get("peer") or {}
-    return Facts(services=ordered, offerings=offerings, knob=float(peer.get("knob", 1.0)), peer=peer)
+    quotas = {unit["unit"]: unit.get("quota_gpus") for unit in scenario["policies"]}
+    return Facts(
+        services=ordered,
+        offerings=offerings,
+        quota_gpus={unit: inf if gpus is None else gpus for unit, gpus in quotas.items()},
+        knob=float(peer.get("knob", 1.0)),
+        replicas=peer.get("replicas"),
+    )
 
 
 def _offering(row: Mapping[str, Any], gpus: int) -> Offering:

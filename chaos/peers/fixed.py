@@ -6,51 +6,59 @@ May not do I/O or read a clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
-from .facts import Seen, Service
+from .facts import EPSILON, Facts, Seen, Service, facts_of
 from .layers import Karpenter
-from .packing import Answer
-from .pairs import Peer, paired
+from .packing import Answer, ByPrice, Fleet, Want
+from .pairs import Peer
 
 
-class Fixed:
-    """Always the same number of units."""
+def units_of(service: Service, facts: Facts) -> int:
+    """``scenario["peer"]["replicas"]``, one number or by service; without it max(1, floor) × knob, rounded."""
+    stated = facts.replicas
+    if stated is None:
+        return max(service.floor, round(max(1, service.floor) * facts.knob))
+    return int(stated[service.key] if isinstance(stated, Mapping) else stated)
 
-    def __init__(self, units: int) -> None:
-        self._units = units
 
-    def want(self, now_s: float, seen: Seen) -> int:  # noqa: ARG002 - a rule's signature
-        """Units wanted."""
-        return self._units
+class AllFixed:
+    """Always the same number of units of every service."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._wants = [Want(service, service.shapes, units_of(service, facts)) for service in facts.services]
+
+    def wants(self, now_s: float, seen: Mapping[str, Seen], fleet: Fleet) -> list[Want]:  # noqa: ARG002
+        """The same wants."""
+        return self._wants
 
 
 def static(scenario: Mapping[str, Any]) -> Peer:
-    """``scenario["peer"]["replicas"]``: units, one number or by service; without it max(1, floor) × knob, rounded."""
-    stated = (scenario.get("peer") or {}).get("replicas")
-
-    def rule(service: Service, knob: float) -> Fixed:
-        if stated is None:
-            return Fixed(max(service.floor, round(max(1, service.floor) * knob)))
-        return Fixed(int(stated[service.key] if isinstance(stated, Mapping) else stated))
-
-    return paired(scenario, rule, Karpenter)
+    """The same number of replicas for ever, kept up on Karpenter."""
+    return Peer(scenario, AllFixed, Karpenter)
 
 
 class Trivial:
-    """The answer of the first tick for ever: what the world costs without a controller."""
+    """One answer for ever: what the world costs without a controller. Each service at its first choice alone."""
 
     def __init__(self, scenario: Mapping[str, Any]) -> None:
-        self._pair = static(scenario)
+        self._facts = facts_of(scenario)
         self._answer: Answer | None = None
 
     def decide(self, now_s: float, view: Mapping[str, Any]) -> Answer:
         """Absolute instances and replicas."""
         if self._answer is None:
-            self._answer = self._pair.decide(now_s, view)
+            self._answer = self._first(now_s, Fleet(self._facts, view))
         return self._answer
 
-
-def trivial(scenario: Mapping[str, Any]) -> Trivial:
-    """`static` without a reaction to anything, not even to a refusal."""
-    return Trivial(scenario)
+    def _first(self, now_s: float, fleet: Fleet) -> Answer:
+        order = ByPrice()
+        for service in self._facts.services:
+            units = units_of(service, self._facts)
+            for shape, place in order.ways(fleet, Want(service, service.shapes, units)):
+                count, offering = ceil(units / shape.units - EPSILON), fleet.offerings[place]
+                if offering.sells(now_s) and fleet.needed_with(shape, place, count) <= offering.size:
+                    fleet.put(shape, place, count)
+                    break
+        return fleet.answer()

@@ -41,8 +41,8 @@ class Karpenter:
             for shape, place in ways:
                 offering = fleet.offerings[place]
                 if missing > EPSILON and offering.sells(now_s) and self._cells[place] not in closed:
-                    missing = fleet.fill(shape, place, offering.size, missing)
-            fleet.pend(ways, missing)
+                    missing = fleet.ask(shape, place, offering.size, missing)
+            fleet.pend(want.service.key, missing)
         return fleet.answer()
 
 
@@ -71,9 +71,9 @@ class RayV2:
             place = max(pending, key=lambda place: self._rating(now_s, fleet, place, pending[place], missing))
             limit = self._limit(fleet, place, pending[place], missing)
             for index, shape in pending[place]:
-                missing[index] = fleet.fill(shape, place, limit, missing[index])
+                missing[index] = fleet.ask(shape, place, limit, missing[index])
         for want, units in zip(wants, missing, strict=True):
-            fleet.pend(self._order.ways(fleet, want), units)
+            fleet.pend(want.service.key, units)
         for place, used in self._used.items():
             used.add(now_s, fleet.needed(place))
         return fleet.answer({place: int(used.most) for place, used in self._used.items()})
@@ -101,7 +101,8 @@ class RayV2:
                 for shape in want.shapes:
                     for place in shape.places:
                         offering = fleet.offerings[place]
-                        if offering.sells(now_s) and fleet.needed_with(shape, place) <= offering.size:
+                        fits = fleet.allows(shape) and fleet.needed_with(shape, place) <= offering.size
+                        if fits and offering.sells(now_s):
                             found.setdefault(place, []).append((index, shape))
         return {place: sorted(found[place], key=lambda row: -row[1].gpus) for place in sorted(found)}
 

@@ -59,13 +59,17 @@ class Fleet:
         self.instances = {place: self.rows[place]["ready"] + self.rows[place]["starting"] for place in facts.offerings}
         self.replicas: dict[Key, int] = {}
         self.ready: dict[Key, int] = {}
-        self._pending: dict[Key, int] = {}
+        self._quota_gpus = facts.quota_gpus
+        self._gpus: dict[str, int] = dict.fromkeys(facts.quota_gpus, 0)  # by unit, bound and asked for
+        self._asked: dict[Key, int] = {}
+        self._home: dict[str, Way] = {}
+        self._pending: dict[Way, float] = {}  # units
         self._sizes: dict[str, dict[int, int]] = {place: {} for place in facts.offerings}
         self._gang = dict.fromkeys(facts.offerings, 1)
         self._needed = dict.fromkeys(facts.offerings, 0)
-        shapes = {(shape.service, shape.variant): shape for service in facts.services for shape in service.shapes}
+        self._shapes = {(shape.service, shape.variant): shape for service in facts.services for shape in service.shapes}
         for key, ready, count in _living(view):
-            shape = shapes.get(key[:2])
+            shape = self._shapes.get(key[:2])
             if shape is not None and key[2] in facts.offerings:
                 self.ready[key] = ready
                 self.put(shape, key[2], count)
@@ -83,6 +87,7 @@ class Fleet:
         self.replicas[key] = self.replicas.get(key, 0) + count
         sizes = self._sizes[place]
         sizes[shape.gpus] = sizes.get(shape.gpus, 0) + count * shape.nodes
+        self._gpus[_unit(shape)] += count * shape.gpus * shape.nodes
         self._gang[place] = max(self._gang[place], shape.nodes)
         self._needed[place] = -1
 
@@ -107,15 +112,34 @@ class Fleet:
             for place in shape.places
         )
 
+    def allows(self, shape: Shape) -> bool:
+        """Whether the unit's quota has room for one more replica."""
+        unit = _unit(shape)
+        return self._gpus[unit] + shape.gpus * shape.nodes <= self._quota_gpus[unit]
+
     def fill(self, shape: Shape, place: str, most: float, missing: float) -> float:
-        """Add replicas of `shape` at `place` while units are missing and at most `most` instances hold them.
+        """Add replicas of `shape` at `place` while units are missing, the quota allows, and `most` instances hold them.
 
         Returns the units that are still missing.
         """
-        while missing > EPSILON and self.needed_with(shape, place) <= most:
+        while missing > EPSILON and self.allows(shape) and self.needed_with(shape, place) <= most:
             self.put(shape, place)
             missing -= shape.units
         return missing
+
+    def ask(self, shape: Shape, place: str, most: float, missing: float) -> float:
+        """As `fill`, on instances that are yet to be launched: until they are, the replicas count as pending."""
+        left = self.fill(shape, place, most, missing)
+        key = (shape.service, shape.variant, place)
+        self._asked[key] = self._asked.get(key, 0) + round((missing - left) / shape.units)
+        self.pend(shape.service, missing - left)
+        return left
+
+    def pend(self, service: str, units: float) -> None:
+        """Units without an instance stay wanted, at the first way of the service's last want, as pods stay pending."""
+        if units > EPSILON and service in self._home:
+            home = self._home[service]
+            self._pending[home] = self._pending.get(home, 0.0) + units
 
     def settle(self, want: Want, ways: Sequence[Way]) -> float:
         """Dismiss what is not wanted, starting first, from the last of `ways` on; then use the free room that runs.
@@ -123,6 +147,8 @@ class Fleet:
         Returns the units that are still missing.
         """
         missing = want.units - self.units(want)
+        if ways:
+            self._home[want.service.key] = ways[0]
         if missing < -EPSILON:
             for starting in (True, False):
                 for shape, place in reversed(ways):
@@ -132,13 +158,6 @@ class Fleet:
                 break
             missing = self.fill(shape, place, self.instances[place], missing)
         return missing
-
-    def pend(self, ways: Sequence[Way], missing: float) -> None:
-        """Replicas that found no place stay wanted, at the first of `ways`, without an instance being asked for."""
-        if missing > EPSILON and ways:
-            shape, place = ways[0]
-            key = (shape.service, shape.variant, place)
-            self._pending[key] = self._pending.get(key, 0) + ceil(missing / shape.units - EPSILON)
 
     def _dismiss(self, shape: Shape, place: str, spare: float, starting: bool) -> float:
         key = (shape.service, shape.variant, place)
@@ -156,11 +175,20 @@ class Fleet:
             place: max(self.needed(place), min(held.get(place, 0), running))
             for place, running in self.instances.items()
         }
-        replicas = {key: self.replicas.get(key, 0) + self._pending.get(key, 0) for key in self.replicas | self._pending}
+        for key, count in self._asked.items():
+            self.put(self._shapes[key[:2]], key[2], -count)
+        for (shape, place), units in self._pending.items():
+            wanted = ceil(units / shape.units - EPSILON)
+            room = self._quota_gpus[_unit(shape)] - self._gpus[_unit(shape)]
+            self.put(shape, place, int(min(wanted, room // (shape.gpus * shape.nodes))))
         return {
             "instances": {place: count for place, count in instances.items() if count},
-            "replicas": {key: count for key, count in replicas.items() if count},
+            "replicas": {key: count for key, count in self.replicas.items() if count},
         }
+
+
+def _unit(shape: Shape) -> str:
+    return shape.service.split("/")[0]
 
 
 def _living(view: View) -> list[tuple[Key, int, int]]:

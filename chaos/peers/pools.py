@@ -86,8 +86,8 @@ class SageMakerPools:
                 pool.places, key=lambda place: (fleet.offerings[place].rank, refused_at_s(fleet, place))
             ):
                 if missing > EPSILON and fleet.offerings[place].sells(now_s):
-                    missing = fleet.fill(pool, place, fleet.offerings[place].size, missing)
-            fleet.pend([(pool, place) for place in pool.places], missing)
+                    missing = fleet.ask(pool, place, fleet.offerings[place].size, missing)
+            fleet.pend(want.service.key, missing)
         return fleet.answer()
 
     def _narrowed(self, shape: Shape) -> Shape:

@@ -22,6 +22,7 @@ FIT_BINS = 72  # six hours seen
 PROGRAM_S = 3600.0
 OUT_AT, IN_AT, MORE_AT = 0.7, 0.3, 1.0  # of the rate that ready replicas carry
 MORE_EVERY_S = 60.0
+DIFFERS = 0.1
 TIE_USD, LACK_USD = 1e-4, 1e5
 
 
@@ -61,7 +62,7 @@ class _Load:
 
 
 class SageServe:
-    """Replicas by variant, planned hourly and, while the first hour is being seen, every minute.
+    """Replicas by variant, planned hourly; in the first hour, which has no history, whenever a peak moved by a tenth.
 
     The knob multiplies the rate that the program lets a replica carry.
     """
@@ -75,14 +76,17 @@ class SageServe:
             (shape.service, shape.variant): service.floor * (shape is service.unit) for service, shape in keys
         }
         self._aim = dict(self._current)
+        self._peaks = dict.fromkeys(self._loads, 0.0)
 
     def wants(self, now_s: float, seen: Mapping[str, Seen], fleet: Fleet) -> list[Want]:
         """One want for every variant."""
         for key, load in self._loads.items():
             load.note(now_s, seen[key].arrival_rps)
         hour, more = self._program.due(now_s), self._more.due(now_s)
-        if hour or (more and now_s < PROGRAM_S):  # there is no history to begin with
-            self._solve(fleet)
+        if hour or (more and now_s < PROGRAM_S):
+            peaks = {key: load.peak_rps() for key, load in self._loads.items()}
+            if hour or self._differ(peaks):
+                self._solve(peaks, fleet)
         for service in self._facts.services:
             self._gate(service, seen[service.key], more)
         return [
@@ -113,7 +117,11 @@ class SageServe:
             now[service.key, service.unit.variant] += 1
         self._current.update(now)
 
-    def _solve(self, fleet: Fleet) -> None:
+    def _differ(self, peaks: Mapping[str, float]) -> bool:
+        """Whether a peak is a tenth away from what the program last planned for."""
+        return any(abs(peak - self._peaks[key]) > DIFFERS * self._peaks[key] for key, peak in peaks.items())
+
+    def _solve(self, peaks: dict[str, float], fleet: Fleet) -> None:
         """The cheapest whole replicas that carry every service's peak, within reservations and the policy's bounds."""
         ways = [
             Way(service, shape, place, usd_per_h(fleet, shape, place))
@@ -121,7 +129,8 @@ class SageServe:
             for shape in service.shapes
             for place in shape.places
         ]
-        found = solve(ways, {key: load.peak_rps() for key, load in self._loads.items()}, fleet, self._facts.knob)
+        self._peaks = peaks
+        found = solve(ways, peaks, fleet, self._facts.knob)
         self._aim = dict.fromkeys(self._aim, 0)
         for way, count in zip(ways, found, strict=True):
             self._aim[way.shape.service, way.shape.variant] += count

@@ -86,7 +86,7 @@ class SpotPlacement:
             for shape, place in ways:
                 offering = fleet.offerings[place]
                 if missing > EPSILON and offering.rank == 0 and offering.sells(now_s):
-                    missing = fleet.fill(shape, place, offering.size, missing)
+                    missing = fleet.ask(shape, place, offering.size, missing)
             self._spread(now_s, fleet, Want(want.service, spot, missing), lost, 1)
             gap = Want(want.service, rest, max(0.0, want.units - self._ready(fleet, steady)))
             uncovered = fleet.settle(gap, self._order.ways(fleet, gap))
@@ -127,7 +127,9 @@ class SpotPlacement:
         missing = more.units
         while ways and missing > EPSILON:
             shape, place = placer.choose(ways, used)
-            fleet.put(shape, place)
+            if not fleet.allows(shape):
+                break
+            fleet.ask(shape, place, inf, min(missing, shape.units))
             used[place] += 1
             missing -= shape.units
 

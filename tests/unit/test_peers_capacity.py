@@ -61,7 +61,14 @@ NEW = {"od": row(40.0), "spot": row(12.0), "odcr": row(40.0), "dear": row(15.0)}
 def test_reserved_comes_before_spot_and_no_more_than_the_reservation_holds() -> None:
     answer = karpenter(scenario(supply=MARKETS), view({}, NEW), 12)
     assert answer["instances"] == {"odcr": 1, "spot": 1}
-    assert answer["replicas"] == {("unit/chat", "a", "odcr"): 8, ("unit/chat", "a", "spot"): 4}
+    assert answer["replicas"] == {("unit/chat", "a", "odcr"): 12}  # all pending, at the first choice
+    launched = view(
+        {}, {**NEW, "odcr": row(40.0, starting=1), "spot": row(12.0, starting=1)}, replicas("odcr", 12, "starting")
+    )
+    assert karpenter(scenario(supply=MARKETS), launched, 12)["replicas"] == {
+        ("unit/chat", "a", "odcr"): 8,
+        ("unit/chat", "a", "spot"): 4,
+    }
 
 
 ORDER: list[tuple[dict[str, Json], str]] = [
@@ -117,11 +124,7 @@ def test_replicas_that_wait_for_a_refused_instance_are_asked_for_elsewhere() -> 
     told = scenario(supply=[offering("od"), offering("spot", "spot")])
     rows = {"od": row(40.0), "spot": row(12.0, ready=1, refused_at_s=990.0)}
     waiting = [*replicas("spot", 6), *replicas("spot", 10, "starting")]
-    answer = karpenter(told, view({}, rows, waiting), 16)
-    assert answer == {
-        "instances": {"od": 1, "spot": 1},
-        "replicas": {("unit/chat", "a", "spot"): 8, ("unit/chat", "a", "od"): 8},
-    }
+    assert karpenter(told, view({}, rows, waiting), 16)["instances"] == {"od": 1, "spot": 1}
 
 
 def test_draining_replicas_do_not_count() -> None:
@@ -141,7 +144,8 @@ def test_a_replica_of_two_nodes_is_placed_whole_or_not_at_all() -> None:
 def test_a_larger_variant_counts_for_what_it_carries() -> None:
     shapes = [shape(), shape("b", "large", capacity_rps=5.0, gpus=8)]
     supply = [offering("od"), offering("odcr", "odcr", "large", count=1)]
-    answer = karpenter(scenario(shapes=shapes, supply=supply), view({}, {"od": row(), "odcr": row()}), 4)
+    seen = view({}, {"od": row(starting=1), "odcr": row(starting=1)})
+    answer = karpenter(scenario(shapes=shapes, supply=supply), seen, 4)
     assert answer["replicas"] == {("unit/chat", "b", "odcr"): 1, ("unit/chat", "a", "od"): 2}  # 2.5 units, then 2
 
 
@@ -156,6 +160,16 @@ def test_services_share_an_instance_and_the_more_important_one_is_placed_first()
         "instances": {"odcr": 1},
         "replicas": {("unit/chat", "a", "odcr"): 6, ("unit/batch", "a", "odcr"): 6},  # four of them pending
     }
+
+
+def test_a_units_quota_of_gpus_holds_and_its_more_important_service_goes_first() -> None:
+    told = scenario(
+        services=[service("batch", priority=1), service("chat", priority=9)], shapes=[shape(key="unit/batch"), shape()]
+    )
+    told["policies"][0]["quota_gpus"] = 10
+    answer = karpenter(told, view({}, {"od": row()}), {"unit/chat": 6, "unit/batch": 6})
+    assert answer == {"instances": {"od": 2}, "replicas": {("unit/chat", "a", "od"): 6, ("unit/batch", "a", "od"): 4}}
+    assert Ray(told).place(view({}, {"od": row()}), {"unit/chat": 6, "unit/batch": 6}) == answer
 
 
 @pytest.mark.parametrize(("now_s", "places"), [(99.0, ["od"]), (100.0, ["cb"]), (4799.0, ["cb"]), (4800.0, ["od"])])
