@@ -19,7 +19,7 @@ from autoscaler.ports import Broken, Journal, Policy, PortError
 from chaos.scenario import Scenario
 
 from .desk import Answer, Desk, Nonsense
-from .guard import Guard, TimedOut
+from .guard import Guard, Raised, TimedOut
 from .world import World
 
 QUOTED = 300  # characters of a stranger's error
@@ -131,6 +131,8 @@ class Stranger:
             world.gateways.carry(app, row["capacity_rps"], row["max_batch"])
         self._answer = Answer()
         self._controller = self._call(lambda: factory(facts))
+        if not callable(getattr(self._controller, "decide", None)):
+            raise TypeError(f"what it made is {type(self._controller).__name__}, which has no decide(now_s, view)")
 
     def _call(self, call: Callable[[], Any]) -> Any:
         return call() if self._guard is None else self._guard.call(call)
@@ -149,9 +151,9 @@ class Stranger:
             self._world.violate("controller_hung", f"{error}; its last valid answer stays in force")
         except Nonsense as error:
             self._world.violate("controller_nonsense", str(error))
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt) and self._guard is None:
-                raise
+        except Raised as error:
+            self._world.violate("controller_raised", str(error)[:QUOTED])
+        except Exception as error:
             self._world.violate("controller_raised", _quoted(error))
 
     def forecasts(self) -> Mapping[str, Forecast]:

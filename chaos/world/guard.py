@@ -17,6 +17,14 @@ class TimedOut(Exception):
     """It has not returned."""
 
 
+class Raised(Exception):
+    """It raised `error`, which may be what would end this process: SystemExit, say."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
+
+
 class Guard:
     """One thread for all calls. `limit_s` of real time for each."""
 
@@ -31,12 +39,12 @@ class Guard:
         while (call := self._calls.get()) is not None:
             try:
                 answer: tuple[Any, BaseException | None] = (call(), None)
-            except BaseException as error:  # SystemExit of a stranger's code, too
+            except BaseException as error:
                 answer = (None, error)
             self._answers.put(answer)
 
     def call(self, call: Callable[[], Any]) -> Any:
-        """What it returns; raises what it raises, or TimedOut."""
+        """What it returns. Raises Raised or TimedOut."""
         if self.stuck:
             raise TimedOut("an earlier call has not returned")
         self._calls.put(call)
@@ -46,7 +54,7 @@ class Guard:
             self.stuck = True
             raise TimedOut(f"no answer within {self.limit_s:g} s") from None
         if error is not None:
-            raise error
+            raise Raised(error) from error
         return answer
 
     def close(self) -> None:

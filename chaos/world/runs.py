@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -27,7 +28,7 @@ from chaos.streams import arrivals
 from policies.model import Service
 
 from .drivers import Driver, Loop, Stranger
-from .guard import LIMIT_S, Guard
+from .guard import LIMIT_S, Guard, Raised, TimedOut
 from .oracle import seer
 from .watch import OfferingSample, Sample, ServiceSample, Watch
 from .world import World
@@ -98,10 +99,10 @@ def _driver(world: World, controller: str | Factory, journal: Path | None, limit
     told = facts(world.scenario, world.seed)
     try:
         return Stranger(world, factory, told, guard)
-    except Exception as error:
+    except (Raised, TimedOut, TypeError) as error:
         if guard is None:  # our own code: a defect, not a wrong word
             raise
-        raise UnknownController(f"{controller}: its factory failed: {type(error).__name__}: {error}") from error
+        raise UnknownController(f"{controller}: its factory failed: {error}") from error
 
 
 def _files(folder: Path) -> FileJournal:
@@ -126,12 +127,20 @@ def _factory(controller: str | Factory, limit_s: float) -> tuple[Factory, Guard 
         raise UnknownController(f"{controller} is no controller; give module:attr, or one of {known}")
     guard = Guard(limit_s)
     try:
-        made: Factory = guard.call(lambda: getattr(import_module(module), attr))
-    except Exception as error:
-        raise UnknownController(f"{controller}: cannot be imported: {type(error).__name__}: {error}") from error
+        made: Factory = guard.call(lambda: _attribute(module, attr))
+    except (Raised, TimedOut) as error:
+        raise UnknownController(f"{controller}: cannot be imported: {error}") from error
     if not callable(made):
         raise UnknownController(f"{controller} is {type(made).__name__}, not something that can be called")
     return made, guard
+
+
+def _attribute(module: str, attr: str) -> Any:
+    """`attr` of `module`, which may lie in the current folder: a command's own folder is where Python looks first."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return getattr(import_module(module), attr)
 
 
 # ---- what a controller is told --------------------------------------------------------------------------------------

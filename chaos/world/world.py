@@ -144,12 +144,18 @@ class World:
         self.engine.advance(self.timeline.now_s + SETTLE_S)
         for key, number in self.numbers.items():
             self.tally.pay("overflow", key.split("/")[0], self.engine.totals(number).overflow_usd)
+        for kind, count in self._seen.items():
+            if count > VIOLATIONS_KEPT:
+                self._add(kind, f"{count} in all; the first {VIOLATIONS_KEPT} are listed")
 
     def violate(self, kind: str, detail: str) -> None:
         """A broken invariant, counted; of each kind only the first are kept in full."""
         self._seen[kind] += 1
         if self._seen[kind] <= VIOLATIONS_KEPT:
-            self.violations.append(Violation(at_s=self.timeline.now_s, kind=kind, detail=detail))
+            self._add(kind, detail)
+
+    def _add(self, kind: str, detail: str) -> None:
+        self.violations.append(Violation(at_s=self.timeline.now_s, kind=kind, detail=detail))
 
     # ---- what happens -----------------------------------------------------------------------------------------------
     def _lost(self, machine: Machine) -> None:

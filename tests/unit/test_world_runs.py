@@ -67,7 +67,8 @@ def test_a_plan_that_breaks_an_invariant_is_a_violation(monkeypatch: pytest.Monk
     monkeypatch.setattr("autoscaler.loop.check", lambda *_, **__: ("too many of everything",))
     report = simulate(scenario(duration_s=2000.0), "ours", 1)
     assert kinds(report) == ["check_failed"]
-    assert len(report.violations) == 100  # of 200: what breaks at every tick does not fill the report
+    assert len(report.violations) == 101  # what breaks at every tick does not fill the report
+    assert report.violations[-1].detail == "200 in all; the first 100 are listed"
     assert report.violations[0].detail == "too many of everything"
 
 
@@ -281,6 +282,16 @@ def test_a_stranger_may_not_end_the_run(module: ModuleType) -> None:
     assert [violation.detail for violation in report.violations] == ["SystemExit: 3"]
 
 
+def test_a_controller_may_lie_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "class Make:\n    def __init__(self, told): ...\n    def decide(self, now_s, view): return {}\n"
+    (tmp_path / "lies_here_only.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    report = simulate(scenario(duration_s=60.0), "lies_here_only:Make", 1)
+    assert report.controller == "lies_here_only:Make"
+    assert report.violations == ()
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -289,7 +300,8 @@ def test_a_stranger_may_not_end_the_run(module: ModuleType) -> None:
         ("a_stranger:missing", "cannot be imported: AttributeError"),
         ("a_stranger:number", "a_stranger:number is int, not something that can be called"),
         ("a_stranger:broken", "its factory failed: ZeroDivisionError: of load by capacity"),
-        ("a_stranger:stuck", "its factory failed: TimedOut: no answer within 0.2 s"),
+        ("a_stranger:stuck", "its factory failed: no answer within 0.2 s"),
+        ("a_stranger:idle", "its factory failed: what it made is int, which has no decide(now_s, view)"),
     ],
 )
 def test_a_controller_that_cannot_be_had_is_said_before_anything_runs(name: str, says: str, module: ModuleType) -> None:
@@ -298,6 +310,7 @@ def test_a_controller_that_cannot_be_had_is_said_before_anything_runs(name: str,
 
     forever: Callable[[object], bool] = lambda _: threading.Event().wait(5.0)  # noqa: E731
     module.number, module.broken, module.stuck = 3, broken, forever  # type: ignore[attr-defined]
+    module.idle = lambda _: 7  # type: ignore[attr-defined]
     with pytest.raises(UnknownController) as said:
         simulate(scenario(), name, 1, limit_s=0.2)
     assert says in str(said.value)
