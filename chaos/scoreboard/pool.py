@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -26,10 +26,11 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass
 class Pool:
-    """Runs jobs. `outcomes` has everything so far; `run_s` what was really run now, by controller."""
+    """Runs jobs by `work`. `outcomes` has everything so far; `run_s` is by scenario and controller, of this time only."""
 
     store: Store
     processes: int
+    work: Callable[[Job], Outcome] = run
     outcomes: dict[Job, Outcome] = field(default_factory=dict)
     run_s: dict[tuple[str, str], float] = field(default_factory=dict)
     reused: int = 0
@@ -62,7 +63,7 @@ class Pool:
         """Jobs on the processes; where one dies, those that were with it are run again one by one."""
         if self.processes == 1:
             for job in todo:
-                self._finish(job, run(job), bar)
+                self._finish(job, self.work(job), bar)
             return
         left = list(todo)
         suspects = self._round(left, self.processes, bar) if left else []
@@ -80,7 +81,7 @@ class Pool:
         with _executor(processes) as executor:
             while True:
                 for job in waiting:
-                    running[executor.submit(run, job)] = job
+                    running[executor.submit(self.work, job)] = job
                     if len(running) >= processes + 1:  # one in reserve, so that none is idle
                         break
                 if not running:
