@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaler.core.lifecycle import TIMEOUT_S, InstanceState
-from autoscaler.core.publish import QUEUE_MIN, QUEUE_SLOTS
+from autoscaler.core.publish import QUEUE_MIN, QUEUE_PATIENT, QUEUE_SLOTS
 from autoscaler.core.release import DRAIN_S
 from autoscaler.ports import NotFound, PortError
 
@@ -26,6 +26,21 @@ from .timeline import Timeline
 START_LIMIT_S = TIMEOUT_S[InstanceState.PENDING] + TIMEOUT_S[InstanceState.BOOTING]
 MOST = 100_000
 SIGNALS = ("arrival_rps", "prefill_tps", "decode_tps", "queued", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How requests of a service wait at the gateway: how long at most, after how long one lets others pass, and whether
+    none is ever turned away.
+    """
+
+    timeout_s: float
+    slack_s: float
+    patient: bool
+
+    def room(self, slots: int) -> int:
+        """How many may wait; the loop's plans say the same."""
+        return QUEUE_PATIENT if self.patient else max(QUEUE_MIN, QUEUE_SLOTS * slots)
 
 
 class Nonsense(ValueError):
@@ -42,10 +57,7 @@ class Answer:
 
 @dataclass
 class Desk:
-    """The world as a controller under test sees and changes it. Instants are seconds from the scenario's start.
-
-    `waits_s`: how long a request of each service may wait at the gateway.
-    """
+    """The world as a controller under test sees and changes it. Instants are seconds from the scenario's start."""
 
     pools: Pools
     cloud: WorldCloud
@@ -53,7 +65,7 @@ class Desk:
     metrics: WorldMetrics
     gateways: Gateways
     timeline: Timeline
-    waits_s: dict[str, float]
+    waiting: dict[str, Waiting]
     _tick: int = 0
 
     # ---- seeing -----------------------------------------------------------------------------------------------------
@@ -151,7 +163,8 @@ class Desk:
         for deployment in self.cluster.deployments.values():
             slots[deployment.app.service] += deployment.target * deployment.app.slots
         for service, count in slots.items():
-            self.gateways.queue(service, max(QUEUE_MIN, QUEUE_SLOTS * count), self.waits_s[service])
+            rule = self.waiting[service]
+            self.gateways.queue(service, rule.room(count), rule.timeout_s, rule.slack_s)
 
     def _give_back(self, row: Row, wanted: int) -> None:
         """The surplus, and what leaves anyway."""

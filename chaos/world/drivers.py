@@ -6,6 +6,7 @@ goes on with its last valid answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -13,12 +14,16 @@ from autoscaler.act import Inline
 from autoscaler.adapters.journal import FileJournal
 from autoscaler.adapters.policy_folder import digest
 from autoscaler.core.beliefs import Beliefs
+from autoscaler.core.capacity import Mix
 from autoscaler.core.events import CheckFailed, Event, Forecast
+from autoscaler.core.publish import slack_s
 from autoscaler.loop import Controller
 from autoscaler.ports import Broken, Journal, Policy, PortError
 from chaos.scenario import Scenario
+from serve_apps.timing import Timing
+from serve_apps.wire import app_name
 
-from .desk import Answer, Desk, Nonsense
+from .desk import Answer, Desk, Nonsense, Waiting
 from .guard import Guard, Raised, TimedOut
 from .world import World
 
@@ -122,12 +127,16 @@ class Stranger:
     ) -> None:
         self._world, self._guard = world, guard
         self._desk = Desk(
-            world.pools, world.cloud, world.cluster, world.metrics, world.gateways, world.timeline, world.waits_s
+            world.pools,
+            world.cloud,
+            world.cluster,
+            world.metrics,
+            world.gateways,
+            world.timeline,
+            _waiting(world, facts),
         )
         for row in facts["shapes"]:
-            app = next(
-                a for a in world.cluster.apps.values() if (a.service, a.variant) == (row["service"], row["variant"])
-            )
+            app = world.cluster.apps[app_name(row["service"], row["variant"])]
             world.gateways.carry(app, row["capacity_rps"], row["max_batch"])
         self._answer = Answer()
         self._controller = self._call(lambda: factory(facts))
@@ -164,6 +173,19 @@ class Stranger:
         """Let its thread end."""
         if self._guard is not None:
             self._guard.close()
+
+
+def _waiting(world: World, facts: dict[str, Any]) -> dict[str, Waiting]:
+    """The gateway's rules for every service, from the same figures that the loop's plans would have."""
+    rules = {}
+    for service, entry in world.entries.items():
+        slacks = [math.inf]
+        for row in facts["shapes"]:
+            if row["service"] == service:
+                mix = Mix(input_tokens=row["input_tokens"], output_tokens=row["output_tokens"])
+                slacks.append(slack_s(entry.slo, Timing(**row["timing"]), mix, row["max_batch"]))
+        rules[service] = Waiting(world.waits_s[service], min(slacks), "shed" not in entry.sacrifice)
+    return rules
 
 
 def _quoted(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from autoscaler.core.model import ServingView
 from autoscaler.ports import Transient
@@ -28,19 +29,22 @@ class Gateways:
     engine: Engine
     apps: dict[str, App]
     services: dict[str, int]
-    _queues: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _queues: dict[str, tuple[int, float, float]] = field(default_factory=dict)
 
     def route(self, route: ServiceRoute) -> None:
         """Take one service's routes."""
-        self.queue(route.service, route.max_queued, route.queue_timeout_s)
+        slack_s = inf if route.slack_s is None else route.slack_s
+        self.queue(route.service, route.max_queued, route.queue_timeout_s, slack_s)
         for variant in route.variants:
             self.carry(self.apps[variant.app], variant.capacity_rps_per_replica, variant.max_concurrency_per_replica)
 
-    def queue(self, service: str, max_queued: int, timeout_s: float) -> None:
-        """How many of its requests may wait, and how long each."""
-        if self._queues.get(service) != (max_queued, timeout_s):
-            self._queues[service] = (max_queued, timeout_s)
-            self.engine.set_queue(self.services[service], max_queued=max_queued, queue_timeout_s=timeout_s)
+    def queue(self, service: str, max_queued: int, timeout_s: float, slack_s: float) -> None:
+        """How many of its requests may wait, how long each, and after how long one lets others pass."""
+        rule = (max_queued, timeout_s, slack_s)
+        if self._queues.get(service) != rule:
+            self._queues[service] = rule
+            number = self.services[service]
+            self.engine.set_queue(number, max_queued=max_queued, queue_timeout_s=timeout_s, slack_s=slack_s)
 
     def carry(self, app: App, rps: float, slots: int) -> None:
         """What one replica of the application carries, and how many requests it is sent at once."""
