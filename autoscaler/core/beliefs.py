@@ -33,7 +33,8 @@ class OfferingBelief:
 class InstanceBelief:
     """One instance of ours. `missing_since_s` is set while a joined instance has no live node.
 
-    `excused` instances may end without having joined, and nobody is to blame: given back unused, or reclaimed.
+    `excused` instances may end without having joined, and nobody is to blame: given back unused, or reclaimed. `models`
+    are those whose weights it has read.
     """
 
     instance_id: str
@@ -47,6 +48,7 @@ class InstanceBelief:
     missing_since_s: float | None = None
     joined: bool = False
     excused: bool = False
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +94,14 @@ class ServiceBelief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """A replica seen loading, so that its load time can be measured when it is ready."""
+    """A replica seen loading, so that its load time can be measured when it is ready. `source` of its weights:
+    ``network`` or ``local``.
+    """
 
     app: str
     since_s: float
+    instance_id: str = ""
+    source: str = "network"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +163,7 @@ class Beliefs:
     breakers: dict[str, Breaker] = field(default_factory=dict)  # by instance type
     services: dict[str, ServiceBelief] = field(default_factory=dict)
     boot_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by instance type
-    load_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by application
+    load_s: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by coldstart.load_key
     loading: dict[str, Loading] = field(default_factory=dict)  # by replica
     fresh: dict[str, float] = field(default_factory=dict)  # by replica: ready since, while it may be warming up
     calibrations: dict[str, Calibration] = field(default_factory=dict)  # by application

@@ -41,7 +41,6 @@ F8 = NDArray[np.float64]
 
 CONSTANTS = ("decode_base", "batch_slope", "kv_slope", "prefill_fixed", "prefill_rate")
 ENGINES_PER_TICK = 800  # of a larger fleet every tick reads a part, in turns
-WARM_UP_S = 60.0  # a new engine compiles and fills its caches
 MIN_STEPS = 10.0  # fewer decode steps say little of a mean
 KV_FULL = 0.95
 FACTOR_MIN, FACTOR_MAX = 0.1, 10.0

@@ -16,8 +16,9 @@ from .beliefs import Beliefs, InstanceBelief, ServiceBelief
 from .berths import Berth, Need, Option, Purse
 from .calibrate import reasons_for, slow_instances, timing_for
 from .capacity import Capacity, capacity, mix_or_prior
-from .demand import boot_s, demands, load_s
-from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState, expired
+from .coldstart import boot_s, load_s, protected, start_limit_s, stuck
+from .demand import demands
+from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
 from .place import Order, open_for_work, place
 from .publish import to_message as to_message
@@ -36,6 +37,7 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
         return _repeat(policy, beliefs, cloud.why, now_s, plan_id)
     presence = Presence.of(serving)
     asked = demands(policy, beliefs, presence.by_service(), now_s)
+    asked = tuple(protected(demand, serving, beliefs, now_s) for demand in asked)
     needs = _needs(asked, policy, beliefs)
     usable = _berths(beliefs, presence, needs, now_s)
     orders = place(needs, usable, beliefs, now_s)
@@ -113,12 +115,13 @@ def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s
     for option in (option for need in needs for option in need.options):
         kind = option.shape.instance_type
         leads[kind] = max(option.lead_s, leads.get(kind, 0.0))
-    slow = slow_instances(beliefs)
+    slow, late = slow_instances(beliefs), stuck(beliefs, now_s)
     berths = []
     for key in sorted(beliefs.instances):
         instance = beliefs.instances[key]
         offering = beliefs.offers.get(instance.offering)
-        if offering is not None and _usable(instance, offering, leads.get(offering.instance_type, 0.0), now_s):
+        lead = leads.get(offering.instance_type, 0.0) if offering is not None else 0.0
+        if offering is not None and key not in late and _usable(instance, offering, lead, beliefs, now_s):
             berths.append(
                 Berth(
                     instance_id=key,
@@ -145,14 +148,14 @@ def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s
     return berths
 
 
-def _usable(instance: InstanceBelief, offering: Offering, lead_s: float, now_s: float) -> bool:
+def _usable(instance: InstanceBelief, offering: Offering, lead_s: float, beliefs: Beliefs, now_s: float) -> bool:
     if instance.reclaim_at_s is not None or instance.missing_since_s is not None:
         return False
     if not open_for_work(offering, lead_s, now_s):
         return False
     if instance.state is InstanceState.JOINED:
         return True
-    return instance.state in STARTING and not expired(instance.state, now_s - instance.since_s)
+    return instance.state in STARTING and now_s - instance.since_s <= start_limit_s(beliefs, instance)
 
 
 def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -> tuple[Target, ...]:

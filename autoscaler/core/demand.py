@@ -7,40 +7,21 @@ for forty replicas where eight are needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from forecasting.baselines import short_forecast
 from policies.model import Goal, PolicySet, Service
-from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, ServiceBelief
 from .capacity import KV_FILL
+from .coldstart import boot_s, load_s
 from .events import Forecast
-from .model import Demand, Shape
+from .model import Demand
 from .reasons import Reason, ReasonCode, why
 from .restrain import held_rps
 
 QUANTILE: dict[Goal, float] = {"latency": 0.95, "throughput": 0.8, "cost": 0.5}
 FORECAST_QUANTILES = (0.5, 0.8, 0.95)
-
-
-def p90(samples: Sequence[float], prior: float) -> float:
-    """The 90th percentile of `samples` (nearest rank), or the prior when there are none."""
-    if not samples:
-        return prior
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]
-
-
-def boot_s(beliefs: Beliefs, shape: Shape) -> float:
-    """Seconds from a granted launch to a node in the cluster, at P90."""
-    return p90(beliefs.boot_s.get(shape.instance_type, ()), shape.boot_prior_s)
-
-
-def load_s(beliefs: Beliefs, shape: Shape) -> float:
-    """Seconds from a placed replica to a ready one, at P90."""
-    return p90(beliefs.load_s.get(app_name(shape.service, shape.variant), ()), shape.load_prior_s)
 
 
 def lead_s(beliefs: Beliefs, service: str) -> float:

@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from serve_apps.wire import app_name
-
-from . import calibrate
+from . import calibrate, coldstart
 from .beliefs import (
     EMPTY,
     Beliefs,
     Breaker,
     InstanceBelief,
     IntentBelief,
-    Loading,
     OfferingBelief,
     Sample,
     ServiceBelief,
@@ -66,7 +63,6 @@ __all__ = ["EMPTY", "Beliefs", "fold", "learn"]
 HISTORY_S = 900.0  # load kept per service
 PLANNED_S = 3600.0  # the longest hold window that can be looked back on
 MIX_TIME_CONSTANT_S = 120.0
-LEAD_SAMPLES = 32
 GONE_KEPT_S = 60.0
 
 COOLDOWN_BASE_S = 30.0
@@ -236,7 +232,7 @@ def _observed(beliefs: Beliefs, event: Observed) -> Beliefs:
     if not isinstance(seen.cloud, Missing):
         beliefs = _learn_cloud(beliefs, seen.cloud, seen)
     if not isinstance(seen.serving, Missing):
-        beliefs = _learn_loading(beliefs, seen.serving)
+        beliefs = coldstart.observe(beliefs, seen.serving)
     return _learn_engines(_learn_loads(beliefs, seen), seen)
 
 
@@ -293,7 +289,7 @@ def _learn_end(
         return beliefs
     kind = offer.instance_type
     if now.joined and not before.joined:
-        boots = (*beliefs.boot_s.get(kind, ()), at_s - now.launched_at_s)[-LEAD_SAMPLES:]
+        boots = coldstart.ring(beliefs.boot_s.get(kind, ()), at_s - now.launched_at_s)
         return replace(beliefs, boot_s=beliefs.boot_s | {kind: boots}, breakers=_without(beliefs.breakers, kind))
     ended = now.state is InstanceState.GONE and before.state is not InstanceState.GONE
     if not ended or now.joined or now.excused or now.reclaim_at_s is not None or row is None:
@@ -341,21 +337,6 @@ def _nodes_by_instance(serving: ServingView | Missing) -> dict[str, Node] | None
     if isinstance(serving, Missing):
         return None
     return {node.instance_id: node for node in sorted(serving.nodes, key=lambda n: (n.alive, n.node_id))}
-
-
-def _learn_loading(beliefs: Beliefs, serving: ServingView) -> Beliefs:
-    loading: dict[str, Loading] = {}
-    load_s = dict(beliefs.load_s)
-    fresh = {key: at_s for key, at_s in beliefs.fresh.items() if serving.at_s - at_s < calibrate.WARM_UP_S}
-    for replica in serving.replicas:
-        app = app_name(replica.service, replica.variant)
-        known = beliefs.loading.get(replica.replica_id)
-        if replica.state == "loading":
-            loading[replica.replica_id] = known or Loading(app=app, since_s=serving.at_s)
-        elif replica.state == "ready" and known is not None:
-            load_s[app] = (*load_s.get(app, ()), serving.at_s - known.since_s)[-LEAD_SAMPLES:]
-            fresh[replica.replica_id] = serving.at_s
-    return replace(beliefs, loading=loading, load_s=load_s, fresh=fresh)
 
 
 def _learn_loads(beliefs: Beliefs, seen: Observation) -> Beliefs:

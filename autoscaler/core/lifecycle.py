@@ -4,7 +4,7 @@ Pure tables and functions; may not do I/O or read a clock. An instance is never 
 cloud and the cluster show; `advance` refuses a transition that the table does not hold.
 
 Time-outs: EC2 lifecycle table in docs/capacity.md (requested 60 s a call, pending 5 min, running but not joined 15 min,
-terminating 5 min before the call is repeated).
+terminating 5 min before the call is repeated). Those of a start give way to what was measured (`limit_s`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ TIMEOUT_S: dict[InstanceState, float] = {
     _S.TERMINATING: 300.0,
 }
 
+START_BOOTS = 2.0
 INTENT_TIMEOUT_S = 60.0  # an unanswered launch call: credited no longer than this
 LEFT_CLUSTER_GRACE_S = 60.0  # a joined node that vanished may be a restarting raylet
 STARTING = frozenset({_S.REQUESTED, _S.PENDING, _S.BOOTING})
@@ -67,6 +68,17 @@ def advance(current: InstanceState, seen: InstanceState) -> InstanceState:
     return seen if seen in TRANSITIONS[current] else current
 
 
+def limit_s(state: InstanceState, boot_s: float = 0.0, strikes: int = 0) -> float:
+    """How long an instance may be in `state`. A start may take `START_BOOTS` times the boots of its type (`boot_s`, at
+    P90), and twice as long after each start that never came, up to four times: a limit that is too short for a type
+    would otherwise never learn so.
+    """
+    limit = TIMEOUT_S.get(state, float("inf"))
+    if state not in STARTING:
+        return limit
+    return max(limit, START_BOOTS * boot_s) * 2.0 ** min(strikes, 2)
+
+
 def expired(state: InstanceState, age_s: float) -> bool:
-    """Whether an instance has been in `state` longer than that state may last."""
-    return age_s > TIMEOUT_S.get(state, float("inf"))
+    """Whether an instance has been in `state` longer than that state may last, whatever its type."""
+    return age_s > limit_s(state)

@@ -24,6 +24,8 @@ class ReasonCode(StrEnum):
     DRIFTED = "drifted"  # ratio, at_s
     SLOW_NODE = "slow_node"  # ratio, rps
     UNREACHABLE_SLO = "unreachable_slo"  # floor_s, limit_s
+    LOADING_PROTECTED = "loading_protected"  # loading, age_s
+    LOAD_EXPIRED = "load_expired"  # age_s, limit_s
     MIN_REPLICAS = "min_replicas"  # floor
     MAX_REPLICAS = "max_replicas"  # ceiling, wanted
     WARM_REPLICAS = "warm_replicas"  # warm

@@ -12,7 +12,8 @@ from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief
 from .berths import CLOSING_S, SUNK, Berth
-from .lifecycle import LEFT_CLUSTER_GRACE_S, STARTING, InstanceState, expired
+from .coldstart import start_limit_s, stuck
+from .lifecycle import LEFT_CLUSTER_GRACE_S, STARTING, InstanceState, expired, limit_s
 from .model import Drain, ServingView, Terminate
 from .reasons import Reason, ReasonCode, why
 
@@ -78,12 +79,13 @@ class Presence:
 def drains(beliefs: Beliefs, berths: list[Berth], plan_id: str, now_s: float) -> tuple[Drain, ...]:
     """Instances in the cluster that are being taken back, whose offering ends, or that nobody was given."""
     given = {berth.instance_id for berth in berths if berth.seats}
+    late = stuck(beliefs, now_s)
     rows = []
     for key in sorted(beliefs.instances):
         instance = beliefs.instances[key]
         if instance.state is not InstanceState.JOINED:
             continue
-        row = _leave(instance, beliefs, key in given, now_s)
+        row = _leave(instance, beliefs, key in given, late, now_s)
         if row is not None:
             deadline_at_s, reason = row
             action = f"{plan_id}/drain/{key}"
@@ -91,12 +93,17 @@ def drains(beliefs: Beliefs, berths: list[Berth], plan_id: str, now_s: float) ->
     return tuple(rows)
 
 
-def _leave(instance: InstanceBelief, beliefs: Beliefs, is_given: bool, now_s: float) -> tuple[float, Reason] | None:
+def _leave(
+    instance: InstanceBelief, beliefs: Beliefs, is_given: bool, late: dict[str, tuple[float, float]], now_s: float
+) -> tuple[float, Reason] | None:
     offering = beliefs.offers.get(instance.offering)
     if instance.reclaim_at_s is not None:
         return instance.reclaim_at_s, why(ReasonCode.RECLAIM_NOTICE, deadline_at_s=instance.reclaim_at_s)
     if offering is not None and offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
         return offering.ends_at_s, why(ReasonCode.OFFERING_ENDS, offering.offering, ends_at_s=offering.ends_at_s)
+    if instance.instance_id in late:
+        age_s, limit = late[instance.instance_id]
+        return now_s + DRAIN_S, why(ReasonCode.LOAD_EXPIRED, age_s=age_s, limit_s=limit)
     if is_given or instance.missing_since_s is not None or offering is None or offering.market in SUNK:
         return None  # what is paid for whether used or not is kept: giving it back saves nothing
     return now_s + DRAIN_S, why(ReasonCode.SURPLUS, joined_for_s=now_s - instance.since_s)
@@ -112,16 +119,18 @@ def terminates(
         instance = beliefs.instances[key]
         offering = beliefs.offers.get(instance.offering)
         keep = key in given or (offering is not None and offering.market in SUNK)
-        reason = _give_back(instance, keep, presence, now_s)
+        reason = _give_back(instance, keep, presence, beliefs, now_s)
         if reason is not None:
             rows.append(Terminate(id=f"{plan_id}/terminate/{key}", instance_id=key, reasons=(reason,)))
     return tuple(rows)
 
 
-def _give_back(instance: InstanceBelief, keep: bool, presence: Presence, now_s: float) -> Reason | None:
+def _give_back(
+    instance: InstanceBelief, keep: bool, presence: Presence, beliefs: Beliefs, now_s: float
+) -> Reason | None:
     state, age_s = instance.state, now_s - instance.since_s
     if state in STARTING:
-        return _give_back_starting(instance, keep, age_s)
+        return _give_back_starting(instance, keep, age_s, start_limit_s(beliefs, instance))
     if state is InstanceState.DRAINING:
         deadline = instance.drain_deadline_at_s
         if age_s >= EMPTY_FOR_S and presence.empty(instance.instance_id):
@@ -130,16 +139,16 @@ def _give_back(instance: InstanceBelief, keep: bool, presence: Presence, now_s: 
             return why(ReasonCode.DRAIN_DEADLINE, deadline_at_s=deadline)
         return None
     if state is InstanceState.TERMINATING and expired(state, age_s):
-        return why(ReasonCode.STARTING_EXPIRED, "terminating", age_s=age_s)
+        return why(ReasonCode.STARTING_EXPIRED, "terminating", age_s=age_s, limit_s=limit_s(state))
     missing = instance.missing_since_s
     if state is InstanceState.JOINED and missing is not None and now_s - missing > LEFT_CLUSTER_GRACE_S:
         return why(ReasonCode.LEFT_THE_CLUSTER, gone_for_s=now_s - missing)
     return None
 
 
-def _give_back_starting(instance: InstanceBelief, keep: bool, age_s: float) -> Reason | None:
-    if expired(instance.state, age_s):
-        return why(ReasonCode.STARTING_EXPIRED, instance.state.value, age_s=age_s)
+def _give_back_starting(instance: InstanceBelief, keep: bool, age_s: float, limit: float) -> Reason | None:
+    if age_s > limit:
+        return why(ReasonCode.STARTING_EXPIRED, instance.state.value, age_s=age_s, limit_s=limit)
     if instance.state is InstanceState.REQUESTED or keep:  # not listed yet: there is nothing to name to the cloud
         return None
     return why(ReasonCode.SURPLUS_STARTING, instance.state.value, age_s=age_s)

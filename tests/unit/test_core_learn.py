@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autoscaler.core.beliefs import EMPTY, Beliefs
+from autoscaler.core.coldstart import quantile_s
+from autoscaler.core.demand import lead_s
 from autoscaler.core.events import Event, LaunchGranted, LaunchRefused, LaunchTried, Observed, RefusalClass
 from autoscaler.core.learn import fold, learn
 from autoscaler.core.lifecycle import InstanceState
@@ -23,7 +27,7 @@ from autoscaler.core.model import (
     Signal,
 )
 from autoscaler.core.snapshot import restore, save
-from tests.scene import Scene, offering, service, unit
+from tests.scene import BOOT_S, LOAD_S, Scene, offering, service, shapes_of, unit
 
 CHAT = "support/chat"
 
@@ -180,21 +184,21 @@ def test_load_times_are_measured_from_placement_to_ready() -> None:
             observation=Observation(at_s=at_s, loads=(), serving=serving, cloud=Missing(why="w")),
         )
 
-    beliefs = fold([view(0.0, "pending"), view(50.0, "loading"), view(80.0, "loading"), view(95.0, "ready")])
-    assert beliefs.load_s == {"support.chat.l4": (45.0,)}
+    scene = Scene([unit(service())], [offering("a")])
+    start = replace(EMPTY, shapes=shapes_of(scene.policy))
+    beliefs = fold([view(0.0, "pending"), view(50.0, "loading"), view(80.0, "loading"), view(95.0, "ready")], start)
+    assert beliefs.load_s == {"g6.2xlarge support.chat.l4 network": (45.0,)}
 
 
 def test_boot_times_are_measured_and_set_the_lead() -> None:
-    from autoscaler.core.demand import lead_s
-
     scene = Scene([unit(service())], [offering("a", boot_s=100.0)], load_s=35.0)
     scene.load(CHAT, 0.0)
     scene.run(300)
     (boot,) = scene.beliefs.boot_s["g6.2xlarge"]
-    (load,) = scene.beliefs.load_s["support.chat.l4"]
+    (load,) = scene.beliefs.load_s["g6.2xlarge support.chat.l4 network"]
     assert 100.0 <= boot <= 120.0
     assert 35.0 <= load <= 50.0
-    assert lead_s(scene.beliefs, CHAT) == boot + load
+    assert lead_s(scene.beliefs, CHAT) == quantile_s((boot,), BOOT_S, 0.9) + quantile_s((load,), LOAD_S, 0.9)
 
 
 def test_a_snapshot_is_every_belief() -> None:
