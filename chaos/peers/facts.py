@@ -115,7 +115,7 @@ class Seen:
 
 
 def facts_of(scenario: Mapping[str, Any]) -> Facts:
-    """Read what `attr(scenario)` is given: the scenario as a dict with `shapes`, and `peer: {knob, replicas}` if any."""
+    """Read what `attr(scenario)` is given: the scenario as a dict with `shapes`; `peer: {knob, replicas}` if any."""
     gpus = {row["instance_type"]: int(row["instance_gpus"]) for row in scenario["shapes"]}
     supply = [row for row in scenario["supply"] if row["market"] != "overflow" and row["instance_type"] in gpus]
     offerings = {row["id"]: _offering(row, gpus[row["instance_type"]]) for row in supply}

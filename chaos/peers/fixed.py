@@ -58,7 +58,7 @@ class Trivial:
             units = units_of(service, self._facts)
             for shape, place in order.ways(fleet, Want(service, service.shapes, units)):
                 count, offering = ceil(units / shape.units - EPSILON), fleet.offerings[place]
-                if offering.sells(now_s) and fleet.needed_with(shape, place, count) <= offering.size:
+                if fleet.sells(place, now_s) and fleet.needed_with(shape, place, count) <= offering.size:
                     fleet.put(shape, place, count)
                     break
         return fleet.answer()

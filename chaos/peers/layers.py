@@ -40,7 +40,7 @@ class Karpenter:
             missing = fleet.settle(want, ways)
             for shape, place in ways:
                 offering = fleet.offerings[place]
-                if missing > EPSILON and offering.sells(now_s) and self._cells[place] not in closed:
+                if missing > EPSILON and fleet.sells(place, now_s) and self._cells[place] not in closed:
                     missing = fleet.ask(shape, place, offering.size, missing)
             fleet.pend(want.service.key, missing)
         return fleet.answer()
@@ -102,7 +102,7 @@ class RayV2:
                     for place in shape.places:
                         offering = fleet.offerings[place]
                         fits = fleet.allows(shape) and fleet.needed_with(shape, place) <= offering.size
-                        if fits and offering.sells(now_s):
+                        if fits and fleet.sells(place, now_s):
                             found.setdefault(place, []).append((index, shape))
         return {place: sorted(found[place], key=lambda row: -row[1].gpus) for place in sorted(found)}
 

@@ -50,13 +50,42 @@ def _fill(free: dict[int, int], room: int, size: int, parts: int) -> None:
         free[room - used] = free.get(room - used, 0) + count
 
 
-class Fleet:
-    """Replicas by (service, variant, offering) as they are, then as they should be; `instances` is what runs now."""
+class Registration:
+    """Instances that start but never join: a place where none joined, came or went for 15 minutes gives them up.
 
-    def __init__(self, facts: Facts, view: View) -> None:
+    Karpenter ends a node that has not registered by then; what still starts is asked for anew.
+    """
+
+    TIMEOUT_S = 900.0
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, tuple[float, int, int]] = {}
+
+    def stuck(self, now_s: float, view: View) -> frozenset[str]:
+        """Places whose starting instances are given up now."""
+        found = set()
+        for place, row in view["offerings"].items():
+            since_s, *before = self._since_s.get(place, (now_s, -1, -1))
+            now = [row["ready"], row["starting"]]
+            if now != before or not row["starting"]:
+                since_s = now_s
+            elif now_s - since_s >= self.TIMEOUT_S:
+                found.add(place)
+            self._since_s[place] = (since_s, row["ready"], row["starting"])
+        return frozenset(found)
+
+
+class Fleet:
+    """Replicas by (service, variant, offering) as they are, then as they should be; `instances` is what runs now.
+
+    Nothing is asked of `stuck` places, and what starts there does not count.
+    """
+
+    def __init__(self, facts: Facts, view: View, stuck: frozenset[str] = frozenset()) -> None:
         self.offerings = facts.offerings
         self.rows: Mapping[str, Mapping[str, Any]] = view["offerings"]
-        self.instances = {place: self.rows[place]["ready"] + self.rows[place]["starting"] for place in facts.offerings}
+        self.stuck = stuck
+        self.instances = {place: self._running(place) for place in facts.offerings}
         self.replicas: dict[Key, int] = {}
         self.ready: dict[Key, int] = {}
         self._quota_gpus = facts.quota_gpus
@@ -74,6 +103,14 @@ class Fleet:
                 self.ready[key] = ready
                 self.put(shape, key[2], count)
                 self._unbind(shape, key, count - ready)
+
+    def _running(self, place: str) -> int:
+        row = self.rows[place]
+        return int(row["ready"] + (0 if place in self.stuck else row["starting"]))
+
+    def sells(self, place: str, now_s: float) -> bool:
+        """Whether instances of `place` may be asked for now."""
+        return place not in self.stuck and self.offerings[place].sells(now_s)
 
     def _unbind(self, shape: Shape, key: Key, starting: int) -> None:
         """Replicas that wait for instances which were never launched are nowhere, and may be asked for elsewhere."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from .facts import Facts, Seen, Service, facts_of
 from .layers import Karpenter, RayV2
-from .packing import Answer, Fleet, Want, observe
+from .packing import Answer, Fleet, Registration, Want, observe
 from .pools import SageMakerPools, TargetTracking
 from .replicas import Apa, Hpa, Keda, Kpa
 from .sageserve import SageServe
@@ -57,10 +57,11 @@ class Peer:
         self._facts = facts_of(scenario)
         self.planner = planner(self._facts)
         self._layer = layer(self._facts)
+        self._registration = Registration()
 
     def decide(self, now_s: float, view: Mapping[str, Any]) -> Answer:
         """Absolute instances and replicas."""
-        fleet = Fleet(self._facts, view)
+        fleet = Fleet(self._facts, view, self._registration.stuck(now_s, view))
         wants = self.planner.wants(now_s, observe(self._facts, view, fleet), fleet)
         return self._layer.place(now_s, fleet, wants)
 

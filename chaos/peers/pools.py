@@ -85,7 +85,7 @@ class SageMakerPools:
             for place in sorted(
                 pool.places, key=lambda place: (fleet.offerings[place].rank, refused_at_s(fleet, place))
             ):
-                if missing > EPSILON and fleet.offerings[place].sells(now_s):
+                if missing > EPSILON and fleet.sells(place, now_s):
                     missing = fleet.ask(pool, place, fleet.offerings[place].size, missing)
             fleet.pend(want.service.key, missing)
         return fleet.answer()

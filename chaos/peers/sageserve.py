@@ -171,5 +171,6 @@ def solve(ways: Sequence[Way], peak_rps: Mapping[str, float], fleet: Fleet, knob
         constraints=LinearConstraint(np.array(rows), low, high),
         integrality=np.append(np.ones(count), np.zeros(2 * len(services))),
         bounds=Bounds(0, np.inf),
+        options={"mip_rel_gap": 0.01, "node_limit": 2000},  # never a time limit: the same answer on every machine
     )
-    return [round(value) for value in found.x[:count]]
+    return [0] * count if found.x is None else [round(value) for value in found.x[:count]]

@@ -85,7 +85,7 @@ class SpotPlacement:
             missing = fleet.settle(steady, ways)
             for shape, place in ways:
                 offering = fleet.offerings[place]
-                if missing > EPSILON and offering.rank == 0 and offering.sells(now_s):
+                if missing > EPSILON and offering.rank == 0 and fleet.sells(place, now_s):
                     missing = fleet.ask(shape, place, offering.size, missing)
             self._spread(now_s, fleet, Want(want.service, spot, missing), lost, 1)
             gap = Want(want.service, rest, max(0.0, want.units - self._ready(fleet, steady)))
@@ -116,7 +116,7 @@ class SpotPlacement:
     def _spread(self, now_s: float, fleet: Fleet, more: Want, lost: list[str], rank: int) -> None:
         """That many more units, each replica where the placer says."""
         placer = self._placers[more.service.key, rank]
-        ways = [way for way in self._order.ways(fleet, more) if fleet.offerings[way[1]].sells(now_s)]
+        ways = [way for way in self._order.ways(fleet, more) if fleet.sells(way[1], now_s)]
         places = sorted({place for _, place in ways})
         for place in lost:
             if place in places:

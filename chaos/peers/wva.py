@@ -82,7 +82,7 @@ class Wva:
             place
             for place in shape.places
             if now_s - refused_at_s(fleet, place) >= KARPENTER_MEMORY_S
-            and fleet.offerings[place].sells(now_s)
+            and fleet.sells(place, now_s)
             and fleet.needed_with(shape, place) <= fleet.offerings[place].size
         ]
         alive = sum(fleet.replicas.get((shape.service, shape.variant, place), 0) for place in shape.places)

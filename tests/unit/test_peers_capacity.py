@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from chaos.peers import PEERS
 from chaos.peers.facts import facts_of
 from chaos.peers.layers import Karpenter, RayV2
 from chaos.peers.packing import Answer, Fleet, Want, instances_needed
-from tests.peer_scene import Json, offering, replicas, row, scenario, service, shape, view
+from tests.peer_scene import Json, load, offering, replicas, row, scenario, service, shape, view
 
 
 def wants(told: Json, units: dict[str, float]) -> list[Want]:
@@ -125,6 +126,16 @@ def test_replicas_that_wait_for_a_refused_instance_are_asked_for_elsewhere() -> 
     rows = {"od": row(40.0), "spot": row(12.0, ready=1, refused_at_s=990.0)}
     waiting = [*replicas("spot", 6), *replicas("spot", 10, "starting")]
     assert karpenter(told, view({}, rows, waiting), 16)["instances"] == {"od": 1, "spot": 1}
+
+
+def test_instances_that_never_join_are_given_up_after_fifteen_minutes_and_asked_for_anew() -> None:
+    told = scenario(services=[service(min_replicas=9)])
+    controller = PEERS["static"](told)
+    never = view({"unit/chat": load()}, {"od": row(ready=1, starting=1)}, replicas("od", 8))
+    asked = [controller.decide(now_s, never)["instances"]["od"] for now_s in (0.0, 890.0, 900.0)]
+    assert asked == [2, 2, 1]
+    gone = view({"unit/chat": load()}, {"od": row(ready=1)}, replicas("od", 8))
+    assert controller.decide(910.0, gone)["instances"] == {"od": 2}
 
 
 def test_draining_replicas_do_not_count() -> None:
