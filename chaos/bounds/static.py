@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-ROUNDS = 8
+ROUNDS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Search:
     def plan(self) -> tuple[tuple[str, int], ...] | None:
         """Replicas by service to be tried next; None when there is nothing left to try."""
         if not self.tried:
-            return self._middle(self.most)
-        following = self._middle({key: (self.low[key] + self.high[key]) // 2 for key in self.fraction})
+            return self._plan(self.most)
+        following = self._plan({key: self._next(key) for key in self.fraction})
         return following if len(self.tried) <= ROUNDS and following not in self.tried else None
 
     def tell(self, plan: tuple[tuple[str, int], ...], trial: Trial) -> None:
@@ -64,6 +64,11 @@ class Search:
         got = trial.attainment[key]
         return got is None or got >= self.fraction[key]
 
+    def _next(self, key: str) -> int:
+        """Half way; the least that met the objective once nothing lies between."""
+        low, high = self.low[key], self.high[key]
+        return high if high - low <= 1 else (low + high) // 2
+
     @staticmethod
-    def _middle(replicas: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    def _plan(replicas: dict[str, int]) -> tuple[tuple[str, int], ...]:
         return tuple((key, max(0, count)) for key, count in replicas.items())

@@ -237,10 +237,11 @@ def _series(
 def _ordered(rows: dict[Key, Row], asked: Asked) -> list[Key]:
     """Scenarios as asked; ours, the oracles and the static plan first, then peers by attainment."""
 
-    def rank(key: Key) -> tuple[int, int, float, str, float]:
+    def rank(key: Key) -> tuple[int, int, bool, float, str, float]:
         own = (OURS, *ORACLES, STATIC)
         place = own.index(key[1]) if key[1] in own else len(own)
-        return (asked.scenarios.index(key[0]), place, -rows[key].attainment_top.mean, key[1], key[2] or 0.0)
+        turned = place < len(own) and key[2] is not None
+        return (asked.scenarios.index(key[0]), place, turned, -rows[key].attainment_top.mean, key[1], key[2] or 0.0)
 
     return sorted(rows, key=rank)
 
