@@ -76,13 +76,14 @@ class LawRecorder:
         """vLLM calls this after every step; `iteration_stats` is None where nothing came out."""
         if iteration_stats is None:
             return
+        idle = scheduler_stats is not None and scheduler_stats.num_running_reqs == 0
         capacity = (self._cache.num_gpu_blocks or 0) * self._cache.block_size
         used = scheduler_stats.kv_cache_usage if scheduler_stats is not None else 0.0
         self._metrics.sums.step(iteration_stats.inter_token_latencies_iter, used * capacity)
         for request in iteration_stats.finished_requests:
             fresh = request.num_prompt_tokens - max(0, request.num_cached_tokens)
             self._metrics.sums.prefill(fresh, request.prefill_time)
-        if iteration_stats.iteration_timestamp - self._told_at_s >= FLUSH_EVERY_S:
+        if idle or iteration_stats.iteration_timestamp - self._told_at_s >= FLUSH_EVERY_S:
             self._told_at_s = iteration_stats.iteration_timestamp
             self._metrics.export()
 

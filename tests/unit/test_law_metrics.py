@@ -59,19 +59,20 @@ class Told:
         self.rows.append(self.sums.take())
 
 
-def test_vllms_iteration_stats_are_counted_once_and_told_once_a_second() -> None:
+def test_vllms_iteration_stats_are_counted_once_and_told_once_a_second_or_at_rest() -> None:
     metrics = Told()
     told = metrics.rows
     config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=16))
     logger = LawRecorder(config, cast(LawMetrics, metrics))
-    for at_s in (10.0, 10.4, 11.0):
+    for at_s, running in ((10.0, 2), (10.4, 2), (11.0, 2), (11.1, 0)):
         request = SimpleNamespace(num_prompt_tokens=700, num_cached_tokens=100, prefill_time=0.2)
         stats = SimpleNamespace(
             inter_token_latencies_iter=[0.03, 0.05], finished_requests=[request], iteration_timestamp=at_s
         )
-        logger.record(SimpleNamespace(kv_cache_usage=0.5), stats, mm_cache_stats=None, engine_idx=0)
-    logger.record(SimpleNamespace(kv_cache_usage=0.5), None)
-    assert [one["steps"] for one in told] == [1.0, 2.0]
+        scheduler = SimpleNamespace(kv_cache_usage=0.5, num_running_reqs=running)
+        logger.record(scheduler, stats, mm_cache_stats=None, engine_idx=0)
+    logger.record(SimpleNamespace(kv_cache_usage=0.5, num_running_reqs=2), None)
+    assert [one["steps"] for one in told] == [1.0, 2.0, 1.0]
     assert told[1]["token_seconds"] == pytest.approx(0.16)
     assert told[1]["kv_token_steps"] == pytest.approx(1600.0)
     assert (told[1]["prefills"], told[1]["prefill_tokens"]) == (2.0, 1200.0)
