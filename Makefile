@@ -18,7 +18,7 @@ SHELL := /bin/bash
 # An environment that is active outside must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help install run test test-system lint proof lock clean
+.PHONY: help install run test test-system lint proof scoreboard lock clean
 
 help:
 	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a load, a shortage (12 minutes)'
@@ -26,7 +26,8 @@ help:
 	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
 	@echo 'make install      .venv with everything'
 	@echo 'make lint         the static checks of make test'
-	@echo 'make proof        the property tests with many more examples'
+	@echo 'make proof        the property tests with many more examples, and the scoreboard of all controllers'
+	@echo 'make scoreboard   the same scoreboard, written into docs/ and README'
 	@echo 'make lock         resolve the dependencies anew and write requirements.lock'
 	@echo 'make clean        remove .venv, build and the caches'
 
@@ -67,8 +68,14 @@ $(PROMETHEUS)/prometheus:
 	dpkg-deb --extract build/prometheus_*.deb build/prometheus
 	@test -x $@
 
+# Takes about an hour; killed and started again, the scoreboard goes on where it was. `make scoreboard` then writes what
+# was measured into docs/ and README.
 proof: install
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
+	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html
+
+scoreboard: install
+	$(BIN)/qm bench --suite public --publish .
 
 # torchvision, torchaudio, torchcodec and triton: see the head of requirements.lock.
 lock:

@@ -247,7 +247,9 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
     """Print the JSON Schema of one format."""
     from autoscaler.commands.policy import schema_command
 
-    raise typer.Exit(schema_command(name, {"report": _report_schema, "scenario": _scenario_schema}))
+    raise typer.Exit(
+        schema_command(name, {"report": _report_schema, "scenario": _scenario_schema, "scoreboard": _scoreboard_schema})
+    )
 
 
 def _report_schema() -> dict[str, Any]:
@@ -260,6 +262,12 @@ def _scenario_schema() -> dict[str, Any]:
     from chaos.scenario import scenario_schema
 
     return scenario_schema()
+
+
+def _scoreboard_schema() -> dict[str, Any]:
+    from chaos.scoreboard.figures import Scoreboard
+
+    return Scoreboard.model_json_schema()
 
 
 bench = typer.Typer(add_completion=False)

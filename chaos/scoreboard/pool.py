@@ -26,7 +26,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass
 class Pool:
-    """Runs jobs by `work`. `outcomes` has everything so far; `run_s` is by scenario and controller, of this time only."""
+    """Runs jobs by `work`. `outcomes`: everything so far; `run_s`: seconds of this time, by scenario and controller."""
 
     store: Store
     processes: int
