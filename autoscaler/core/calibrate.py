@@ -178,7 +178,7 @@ def _start(shape: Shape) -> Calibration:
 
 def _read(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str, Replica]) -> _Readings | None:
     """Rows of these engines; None when nothing can be learnt from any."""
-    shapes = {(s.service, s.variant): (i, s.timing.kv_capacity_tokens) for i, s in enumerate(beliefs.shapes)}
+    shapes = {(s.service, s.variant): i for i, s in enumerate(beliefs.shapes)}
     fresh, cells = beliefs.fresh, dict[tuple[int, str], int]()
     rows: list[tuple[float, ...]] = []
     for engine in engines:
@@ -186,10 +186,10 @@ def _read(beliefs: Beliefs, engines: Sequence[EngineLoad], ready: Mapping[str, R
         replica = ready.get(key)
         if replica is None or engine.steps < MIN_STEPS or key in fresh:
             continue
-        shape = shapes.get((replica.service, replica.variant))
-        if shape is None or (row := _row(engine, shape[1])) is None:
+        app = shapes.get((replica.service, replica.variant))
+        if app is None or (row := _row(engine)) is None:
             continue
-        rows.append((shape[0], cells.setdefault((shape[0], replica.instance_id), len(cells)), *row))
+        rows.append((app, cells.setdefault((app, replica.instance_id), len(cells)), *row))
     if not rows:
         return None
     rows.sort(key=itemgetter(0))
@@ -215,7 +215,7 @@ def _constants(t: Timing) -> tuple[float, ...]:
     return (t.a_s, t.b_s_per_seq, t.c_s_per_ktoken, t.prefill_fixed_s, 1.0 / t.prefill_tps, t.moe_w_s, idle)
 
 
-def _row(engine: EngineLoad, kv_capacity: int) -> tuple[float, ...] | None:
+def _row(engine: EngineLoad) -> tuple[float, ...] | None:
     """One engine's figures, or None while it is saturated or says too little."""
     tpot, batch, resident = engine.tpot_s, engine.batch, engine.kv_tokens
     kv, waiting, running = engine.kv_fraction, engine.waiting, engine.running
@@ -224,12 +224,7 @@ def _row(engine: EngineLoad, kv_capacity: int) -> tuple[float, ...] | None:
     queued = waiting.value if type(waiting) is Measured else 0.0
     if queued > 1.0 and not (type(running) is Measured and queued <= 0.1 * running.value):
         return None
-    if type(kv) is Measured:
-        if kv.value > KV_FULL:
-            return None
-        if type(resident) is not Measured:
-            resident = Measured(value=kv.value * kv_capacity, at_s=kv.at_s)
-    if type(resident) is not Measured:
+    if type(resident) is not Measured or (type(kv) is Measured and kv.value > KV_FULL):
         return None
     mean_batch = batch.value if batch.value > 1.0 else 1.0
     prefill, prompt = engine.prefill_s, engine.input_tokens
