@@ -25,9 +25,8 @@ _TIMING = tuple(field.name for field in fields(Timing))
 
 @dataclass(slots=True)
 class _Seen:
-    """What a window is measured from: a replica's sums, and when."""
+    """What a window is measured from: a replica's sums then."""
 
-    at_s: float
     sums: list[float]
     kv_capacity_tokens: int
 
@@ -100,7 +99,7 @@ class Engine:
         record["service"], record["variant"] = service, variant
         record["slowdown"], record["slots"] = slowdown, slots
         loop.add(self._memory.root, replica, self.now_s)
-        self._seen[replica] = _Seen(self.now_s, [0.0] * SUMS, timing.kv_capacity_tokens)
+        self._seen[replica] = _Seen([0.0] * SUMS, timing.kv_capacity_tokens)
         self._sums = None
         return replica
 
@@ -223,9 +222,8 @@ class Engine:
             loop.observe(self._memory.root, self.now_s, rows)
             self._sums = rows.tolist()
         seen, now = self._seen[self._known(replica)], self._sums[replica]
-        before, span_s = seen.sums, self.now_s - seen.at_s
-        seen.at_s, seen.sums = self.now_s, now
-        tokens, prefills = now[3] - before[3], now[9] - before[9]
+        before, seen.sums = seen.sums, now
+        tokens, busy_s, prefills, steps = (now[column] - before[column] for column in (3, 5, 9, 10))
         return ReplicaWindow(
             running=int(now[0]),
             waiting=int(now[1]),
@@ -233,10 +231,10 @@ class Engine:
             tpot_s=(now[4] - before[4]) / tokens if tokens else nan,
             prefill_s=(now[7] - before[7]) / prefills if prefills else nan,
             input_tokens=(now[8] - before[8]) / prefills if prefills else nan,
-            mean_batch=(now[5] - before[5]) / span_s if span_s else nan,
-            mean_kv_tokens=(now[6] - before[6]) / span_s if span_s else nan,
+            mean_batch=tokens / steps if tokens else nan,
+            mean_kv_tokens=(now[6] - before[6]) / busy_s if tokens else nan,
             samples=int(prefills),
-            steps=int(now[10] - before[10]),
+            steps=int(steps),
         )
 
     def totals(self, service: int) -> Totals:

@@ -210,7 +210,8 @@ def observe(root: Any, now_s: float, rows: Any) -> None:
     """Write each replica's sums up to `now_s`, the steps under way included, to its row of `rows` [R, 11].
 
     Columns: sequences running, waiting, KV tokens (these three now); tokens decoded, Σ step duration × sequences
-    decoding, ∫ running, ∫ KV tokens; Σ prefill seconds, Σ their prompt tokens, prefills; steps. Changes nothing else.
+    decoding, seconds with a step under way, ∫ KV tokens; Σ prefill seconds, Σ their prompt tokens, prefills; steps.
+    Changes nothing else.
     """
     state = root[0]
     for replica in range(len(rows)):
@@ -223,7 +224,7 @@ def observe(root: Any, now_s: float, rows: Any) -> None:
         row[0], row[1], row[2] = here.running, here.waiting, kv
         row[3] = here.tokens + here.decoding * steps
         row[4] = here.token_s + (here.decoding * stretch_s(here, steps) if steps > 0 else 0.0)
-        row[5] = here.seq_s + here.running * span_s
+        row[5] = here.busy_s + span_s
         row[6] = here.kv_s + 0.5 * (here.kv + kv) * span_s
         row[7], row[8], row[9] = here.prefill_s, here.prefill_tokens, here.prefills
         row[10] = here.v + steps

@@ -250,7 +250,7 @@ def end_step(state: Any, replica: int, now_s: float) -> None:
 def account(here: Any, steps: int, span_s: float) -> None:
     """Add `steps` steps that took `span_s` to the replica's integrals."""
     here.token_s += here.decoding * span_s
-    here.seq_s += here.running * span_s
+    here.busy_s += span_s
     here.kv_s += (here.kv + 0.5 * here.decoding * steps) * span_s
 
 

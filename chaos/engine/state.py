@@ -59,7 +59,7 @@ REPLICA = np.dtype(
         ("kv_decoding", "i8"),  # and by those decoding
         ("tokens", "i8"),  # decoded so far
         ("token_s", "f8"),  # Σ step duration × sequences decoding in it
-        ("seq_s", "f8"),  # ∫ sequences running
+        ("busy_s", "f8"),  # with a step under way
         ("kv_s", "f8"),  # ∫ KV tokens
         ("prefill_s", "f8"),  # Σ over prefills that ended
         ("prefill_tokens", "i8"),

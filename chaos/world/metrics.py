@@ -125,19 +125,20 @@ def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
 
 
 def _engine(name: str, window: ReplicaWindow, now_s: float) -> EngineLoad:
-    def signal(figure: float) -> Signal:
-        return Measured(value=figure, at_s=now_s) if figure == figure else NOT_MEASURED
+    def measured(figure: float) -> Measured:
+        return Measured(value=figure, at_s=now_s)
 
+    decoded, prefilled = window.tpot_s == window.tpot_s, window.samples > 0  # nan where nothing was made
     return EngineLoad(
         replica_id=name,
-        running=signal(float(window.running)),
-        waiting=signal(float(window.waiting)),
-        kv_fraction=signal(window.kv_fraction),
-        tpot_s=signal(window.tpot_s),
-        prefill_s=signal(window.prefill_s),
-        input_tokens=signal(window.input_tokens),
-        batch=signal(window.mean_batch),
-        kv_tokens=signal(window.mean_kv_tokens),
-        steps=float(window.steps),
+        running=measured(float(window.running)),
+        waiting=measured(float(window.waiting)),
+        kv_fraction=measured(window.kv_fraction),
+        tpot_s=measured(window.tpot_s) if decoded else NOT_MEASURED,
+        prefill_s=measured(window.prefill_s) if prefilled else NOT_MEASURED,
+        input_tokens=measured(window.input_tokens) if prefilled else NOT_MEASURED,
+        batch=measured(window.mean_batch) if decoded else NOT_MEASURED,
+        kv_tokens=measured(window.mean_kv_tokens) if decoded else NOT_MEASURED,
+        steps=float(window.steps) if decoded else 0.0,
         samples=float(window.samples),
     )
