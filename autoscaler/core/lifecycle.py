@@ -47,6 +47,7 @@ TIMEOUT_S: dict[InstanceState, float] = {
 }
 
 START_BOOTS = 2.0
+START_LIMIT_MAX_S = 3600.0
 INTENT_TIMEOUT_S = 60.0  # an unanswered launch call: credited no longer than this
 LEFT_CLUSTER_GRACE_S = 60.0  # a joined node that vanished may be a restarting raylet
 STARTING = frozenset({_S.REQUESTED, _S.PENDING, _S.BOOTING})
@@ -70,13 +71,13 @@ def advance(current: InstanceState, seen: InstanceState) -> InstanceState:
 
 def limit_s(state: InstanceState, boot_s: float = 0.0, strikes: int = 0) -> float:
     """How long an instance may be in `state`. A start may take `START_BOOTS` times the boots of its type (`boot_s`, at
-    P90), and twice as long after each start that never came, up to four times: a limit that is too short for a type
+    P90), and each start that never came doubles the table's limit up to an hour: one that is too short for a type
     would otherwise never learn so.
     """
     limit = TIMEOUT_S.get(state, float("inf"))
     if state not in STARTING:
         return limit
-    return max(limit, START_BOOTS * boot_s) * 2.0 ** min(strikes, 2)
+    return max(START_BOOTS * boot_s, min(limit * 2.0**strikes, START_LIMIT_MAX_S))
 
 
 def expired(state: InstanceState, age_s: float) -> bool:
