@@ -201,6 +201,29 @@ def simulate(
 
 
 @app.command()
+def forecast(
+    csv_file: Annotated[Path, typer.Argument(metavar="CSV", help="A header, and one row per bin.")],
+    column: Annotated[str, typer.Option(metavar="C", help="The column to forecast.")],
+    time_column: Annotated[str | None, typer.Option(metavar="T", help="Known by name for usual headers.")] = None,
+    time_unit: Annotated[Literal["s", "min", "ms"] | None, typer.Option(help="Of the time column.")] = None,
+    lead_s: Annotated[str, typer.Option(metavar="A,B", help="Seconds until capacity is there.")] = "600,1800,3600",
+    commitment_s: Annotated[float, typer.Option(metavar="SECONDS", help="How long it is then needed.")] = 1800.0,
+    season_s: Annotated[float, typer.Option(metavar="SECONDS", help="After which the load repeats.")] = 86_400.0,
+    missing: Annotated[
+        Literal["zero", "blank"], typer.Option(help="What says that nobody looked: a zero, or an empty field only.")
+    ] = "zero",
+    predictions: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every prediction as CSV.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the fan as one page.")] = None,
+    json_file: Json = None,
+) -> None:
+    """How well the forecaster would have done on a recorded series."""
+    given = locals()
+    from autoscaler.commands.forecast import Given, forecast_command
+
+    raise typer.Exit(forecast_command(Given(**given)))
+
+
+@app.command()
 def check(
     folder: Folder,
     resolved: Annotated[
@@ -247,9 +270,19 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
     """Print the JSON Schema of one format."""
     from autoscaler.commands.policy import schema_command
 
-    raise typer.Exit(
-        schema_command(name, {"report": _report_schema, "scenario": _scenario_schema, "scoreboard": _scoreboard_schema})
-    )
+    others = {
+        "forecast": _forecast_schema,
+        "report": _report_schema,
+        "scenario": _scenario_schema,
+        "scoreboard": _scoreboard_schema,
+    }
+    raise typer.Exit(schema_command(name, others))
+
+
+def _forecast_schema() -> dict[str, Any]:
+    from autoscaler.commands.forecast import ForecastReport
+
+    return ForecastReport.model_json_schema()
 
 
 def _report_schema() -> dict[str, Any]:
