@@ -36,7 +36,7 @@ LOCAL_SPEEDUP = 4.0
 WARM_UP_S = 60.0  # a new engine compiles and fills its caches
 
 LOAD_LIMIT_MIN_S = 1200.0  # joined and not ready (docs/capacity.md)
-LOAD_LIMIT_P90S = 3.0
+LOAD_LIMIT_LOADS = 3.0
 
 
 def quantile_s(samples: Sequence[float], prior_s: float, q: float) -> float:
@@ -72,18 +72,20 @@ def load_key(shape: Shape, source: str) -> str:
 
 # ---- deadlines ------------------------------------------------------------------------------------------------------
 def start_limit_s(beliefs: Beliefs, instance: InstanceBelief) -> float:
-    """How long the instance may stay in the state it is in: several times the boots seen of its type, and longer after
+    """How long the instance may stay in the state it is in: twice the slowest boot seen of its type, and longer after
     each start of it that was given up.
     """
     offering = beliefs.offers.get(instance.offering)
     kind = offering.instance_type if offering is not None else ""
-    slowest = max((boot_s(beliefs, shape) for shape in beliefs.shapes if shape.instance_type == kind), default=0.0)
-    return limit_s(instance.state, slowest, beliefs.breakers.get(kind, Breaker()).strikes)
+    expected = (boot_s(beliefs, shape) for shape in beliefs.shapes if shape.instance_type == kind)
+    slowest_s = max((*expected, *beliefs.boot_s.get(kind, ())), default=0.0)
+    return limit_s(instance.state, slowest_s, beliefs.breakers.get(kind, Breaker()).strikes)
 
 
 def load_limit_s(beliefs: Beliefs, shape: Shape, source: str = "network") -> float:
     """How long a replica of the shape may load before its place is given up."""
-    return max(LOAD_LIMIT_MIN_S, LOAD_LIMIT_P90S * load_s(beliefs, shape, source=source))
+    slowest_s = max((load_s(beliefs, shape, source=source), *beliefs.load_s.get(load_key(shape, source), ())))
+    return max(LOAD_LIMIT_MIN_S, LOAD_LIMIT_LOADS * slowest_s)
 
 
 def stuck(beliefs: Beliefs, now_s: float) -> dict[str, tuple[float, float]]:

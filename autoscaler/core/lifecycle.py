@@ -70,8 +70,8 @@ def advance(current: InstanceState, seen: InstanceState) -> InstanceState:
 
 
 def limit_s(state: InstanceState, boot_s: float = 0.0, strikes: int = 0) -> float:
-    """How long an instance may be in `state`. A start may take `START_BOOTS` times the boots of its type (`boot_s`, at
-    P90), and each start that never came doubles the table's limit up to an hour: one that is too short for a type
+    """How long an instance may be in `state`. A start may take `START_BOOTS` times the slowest boot of its type
+    (`boot_s`), and each start that never came doubles the table's limit up to an hour: one that is too short for a type
     would otherwise never learn so.
     """
     limit = TIMEOUT_S.get(state, float("inf"))
