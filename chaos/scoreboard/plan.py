@@ -4,7 +4,7 @@ May not run anything itself: it asks a `Pool` for outcomes. Every controller but
 hindsight: of seven multipliers of its default, ÷ 4 … × 4 evenly in their logarithm, on two seeds, the cheapest within
 the top priority's objective, else the one that attains most (`figures.best_knob`). A knob at which it would dominate us
 on those two seeds is run, too, so that the rule for "best" cannot hide one. Ours is judged as it comes, and its curve
-(seven values of `slo.fraction`, .9 … .999, for all services) is compared with the best peer at one point each.
+(five values of `slo.fraction`, .9 … .999, for all services) is compared with the best peer at one point each.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from chaos.bounds.static import Search, Trial
 from chaos.peers import KNOBS
+from chaos.report import Report
 
 from .figures import (
     Broken,
@@ -41,7 +42,7 @@ from .jobs import LB1, OURS, STATIC, Count, Job, Outcome, scenario_of_job
 from .pool import Pool
 
 MULTIPLIERS = tuple(4.0 ** (step / 3.0) for step in range(-3, 4))
-FRACTIONS = tuple(round(1.0 - 10.0 ** (-1.0 - step / 3.0), 5) for step in range(7))
+FRACTIONS = tuple(round(1.0 - 10.0 ** (-1.0 - step / 2.0), 5) for step in range(5))
 SWEEP_SEEDS = 2
 ORACLES = ("oracle-demand", "oracle-supply")
 PEER_NAMES = tuple(name for name in KNOBS if name != STATIC)
@@ -136,22 +137,27 @@ def _chosen(asked: Asked, sweeps: dict[Key, Point]) -> list[Key]:
 
 
 def _plans(asked: Asked, pool: Pool) -> dict[str, Count]:
-    """The best static plan of each scenario, by runs on the sweep's first seed."""
+    """The best static plan of each scenario, by runs on the sweep's seeds: one that holds on each of them."""
     searches = {name: _search(name) for name in asked.scenarios}
-    seed = asked.sweep_seeds[0]
     while True:
         tried = {name: plan for name, search in searches.items() if (plan := search.plan()) is not None}
         if not tried:
             return {name: search.best() for name, search in searches.items() if search.tried}
-        jobs = {name: Job(name, STATIC, None, seed, plan) for name, plan in tried.items()}
-        outcomes = pool.do("static plans", jobs.values())
-        for name, job in jobs.items():
-            report = outcomes[job].report
-            if report is None:
+        jobs = {name: _jobs((name, STATIC, None), asked.sweep_seeds, plan) for name, plan in tried.items()}
+        pool.do("static plans", [job for each in jobs.values() for job in each])
+        for name, plan in tried.items():
+            reports = [each.report for job in jobs[name] if (each := pool.outcomes[job]).report]
+            if len(reports) < len(asked.sweep_seeds):
                 del searches[name]
                 continue
-            got = {key: each.slo_attainment for key, each in report.services.items()}
-            searches[name].tell(job.counts, Trial(got, report.cost_usd))
+            searches[name].tell(plan, _trial([report for report in reports if report is not None]))
+
+
+def _trial(reports: Sequence[Report]) -> Trial:
+    """What a plan gave on several seeds: the least attainment of each service, the mean cost."""
+    got = [{key: each.slo_attainment for key, each in report.services.items()} for report in reports]
+    least = {key: min((each for one in got if (each := one[key]) is not None), default=None) for key in got[0]}
+    return Trial(least, float(np.mean([report.cost_usd for report in reports])))
 
 
 def _search(name: str) -> Search:
