@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from autoscaler.adapters.aws_codes import ERROR_CLASSES, port_error
+from autoscaler.adapters.aws_codes import CLASSES, ERROR_CLASSES, known, port_error
 from autoscaler.ports import Misconfigured, NoCapacity, NotFound, PortError, Quota, Refused, Throttled, Transient
 
 
@@ -16,7 +18,9 @@ from autoscaler.ports import Misconfigured, NoCapacity, NotFound, PortError, Quo
         ("ReservationCapacityExceeded", 400, NoCapacity),
         ("VcpuLimitExceeded", 400, Quota),
         ("MaxSpotInstanceCountExceeded", 400, Quota),
-        ("Unsupported", 400, Refused),
+        ("Unsupported", 400, NotFound),
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, Misconfigured),
+        ("OperationNotPermitted", 400, Refused),
         ("InsufficientFreeAddressesInSubnet", 400, Refused),
         ("InvalidParameterValue", 400, Misconfigured),
         ("InvalidParameterCombination", 400, Misconfigured),
@@ -46,5 +50,25 @@ def test_a_dry_pool_is_named() -> None:
 
 
 def test_only_definite_answers_are_definite() -> None:
-    ambiguous = {code for code, kind in ERROR_CLASSES.items() if kind is Transient}
-    assert ambiguous == {"InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"}
+    ambiguous = {code for code, row in ERROR_CLASSES.items() if row.error is Transient}
+    assert ambiguous == {
+        "InternalError", "InternalFailure", "InternalServiceError", "ServiceUnavailable", "Unavailable",
+    }  # fmt: skip
+
+
+def test_every_code_is_in_one_class_only_and_every_class_has_a_reaction() -> None:
+    codes = [code for row in CLASSES for code in row.codes]
+    assert sorted(codes) == sorted(set(codes))
+    assert all(row.reaction for row in CLASSES)
+    assert {row.name for row in CLASSES if any(row.holds(code) for code in codes)} <= {"config"}
+
+
+def test_an_unknown_code_is_known_to_be_unknown() -> None:
+    assert known("SomethingNewIn2031") is None
+    assert (known("InvalidInstanceType.Odd") or CLASSES[0]).name == "config"
+
+
+def test_the_document_has_the_table_as_it_is() -> None:
+    rows = [f"| {row.name} | {row.error.__name__} | {row.reaction} |" for row in CLASSES]
+    lines = (Path(__file__).parents[2] / "docs" / "ec2.md").read_text().splitlines()
+    assert [line for line in lines if line in rows] == rows
