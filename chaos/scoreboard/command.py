@@ -23,7 +23,7 @@ from policies.problems import suggestion
 
 from .figures import Row, Scoreboard
 from .jobs import Store
-from .page import BEGIN, publish
+from .page import publish
 from .plan import CONTROLLERS, Asked, measure
 from .pool import Pool
 
@@ -77,10 +77,8 @@ def _checked(given: Given) -> tuple[Asked, tuple[str, ...]]:
     problems: list[str] = []
     if given.results.exists() and not given.results.is_dir():
         problems.append(f"--results {given.results}: is not a folder; give one, it is made where it is missing")
-    if given.publish is not None and not _has_place(given.publish / "README.md"):
-        problems.append(
-            f"--publish {given.publish}: holds no README.md with {BEGIN}; give the folder of the repository"
-        )
+    if given.publish is not None and not (given.publish / "README.md").is_file():
+        problems.append(f"--publish {given.publish}: holds no README.md; give the folder of the repository")
     names = _scenarios(given)
     controllers = CONTROLLERS if given.controllers == "all" else _words(given.controllers)
     for name in controllers:
@@ -94,10 +92,6 @@ def _checked(given: Given) -> tuple[Asked, tuple[str, ...]]:
         raise BadInput(*problems)
     notes = tuple(note for name in names for note in _notes(name))
     return Asked(scenarios=names, controllers=controllers, seeds=seeds), notes
-
-
-def _has_place(readme: Path) -> bool:
-    return readme.is_file() and BEGIN in readme.read_text(encoding="utf-8")
 
 
 def _scenarios(given: Given) -> tuple[str, ...]:

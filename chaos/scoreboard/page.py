@@ -32,7 +32,9 @@ def publish(board: Scoreboard, folder: Path) -> None:
 
 
 def with_table(readme: str, board: Scoreboard) -> str:
-    """README's text with the table between its markers, if it has them."""
+    """README's text with the table between its markers; without markers it becomes the last section."""
+    if BEGIN not in readme:
+        readme = f"{readme.rstrip()}\n\n## Beside other autoscalers\n\n{BEGIN}\n{END}\n"
     inside = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     return inside.sub(lambda _: f"{BEGIN}\n{summary(board)}{END}", readme, count=1)
 

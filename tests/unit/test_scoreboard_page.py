@@ -67,6 +67,12 @@ def test_publishing_writes_figures_tables_and_readme_that_agree(board: Scoreboar
     assert with_table(text, kept) == text
 
 
+def test_a_readme_without_a_place_gets_one_at_its_end(board: Scoreboard) -> None:
+    once = with_table("# Product\n\nText.\n", board)
+    assert once.startswith("# Product\n\nText.\n\n## Beside other autoscalers\n")
+    assert with_table(once, board) == once
+
+
 def test_the_readme_shows_the_scoreboard_that_is_committed() -> None:
     figures, text = ROOT / "docs/scoreboard.json", (ROOT / "README.md").read_text(encoding="utf-8")
     assert figures.exists() == (BEGIN in text)
@@ -95,7 +101,7 @@ def test_bad_input_is_said_before_anything_runs(
     options: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "README.md").write_text("no place for a table")
+    (tmp_path / "README.md").write_text("a file")
     found = CliRunner().invoke(app, ["bench", *options])
     assert (found.exit_code, found.stdout) == (2, "")
     assert said in " ".join(found.stderr.split())
