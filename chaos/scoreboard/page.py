@@ -13,6 +13,7 @@ from .figures import Interval, Row, Scoreboard
 from .jobs import OURS, STATIC
 from .picture import svg
 
+NAME = "scoreboard"
 BEGIN, END = "<!-- scoreboard:begin -->", "<!-- scoreboard:end -->"
 HEAD = ("scenario", "controller", "knob", "attainment (95 %)", "$ (95 %)", "÷ LB1", "refused/grant",
         "direction changes", "inversion s", "cold-start misses")  # fmt: skip
@@ -25,9 +26,9 @@ def publish(board: Scoreboard, folder: Path) -> None:
     text = with_table(readme.read_text(encoding="utf-8"), board)
     docs = folder / "docs"
     docs.mkdir(exist_ok=True)
-    (docs / "scoreboard.json").write_text(board.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    (docs / "scoreboard.md").write_text(details(board), encoding="utf-8")
-    (docs / "scoreboard.svg").write_text(svg(board), encoding="utf-8")
+    (docs / f"{NAME}.json").write_text(board.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (docs / f"{NAME}.md").write_text(details(board), encoding="utf-8")
+    (docs / f"{NAME}.svg").write_text(svg(board), encoding="utf-8")
     readme.write_text(text, encoding="utf-8")
 
 
@@ -51,12 +52,12 @@ def summary(board: Scoreboard) -> str:
         best = min(peers, key=lambda one: (-one.attainment_top.mean, one.cost_usd.mean), default=None)
         beaten = sorted({one.controller for one in board.dominated_by if one.scenario == name})
         lines.append(_line((*_own(ours), *_peer(best), ", ".join(beaten) or "none")))
-    return "\n".join((*lines, "", _how(board), ""))
+    return "\n".join((*lines, "", f"{_how(board)} Every row, with intervals: [the scoreboard](docs/{NAME}.md).", ""))
 
 
 def details(board: Scoreboard) -> str:
     """Every row, and the claims against the best peer of each scenario."""
-    lines = ["# Scoreboard", "", _how(board), "", "![attainment and cost](scoreboard.svg)", ""]
+    lines = ["# Scoreboard", "", _how(board), "", f"![attainment and cost]({NAME}.svg)", ""]
     lines += [*_head(HEAD), *(_line(_whole(row)) for row in board.rows), "", "## Against the best peer", ""]
     lines += _head(("scenario", "peer", "as good, cheaper by", "our knob", "as dear, fewer misses", "our knob"))
     for claim in board.claims:

@@ -79,7 +79,7 @@ def test_the_readme_shows_the_scoreboard_that_is_committed() -> None:
     if figures.exists():
         kept = Scoreboard.model_validate_json(figures.read_bytes())
         assert with_table(text, kept) == text
-        assert (ROOT / "docs/scoreboard.md").read_text(encoding="utf-8") == details(kept)
+        assert (ROOT / "docs" / "scoreboard.md").read_text(encoding="utf-8") == details(kept)
         assert (ROOT / "docs/scoreboard.svg").read_text(encoding="utf-8") == svg(kept)
 
 
