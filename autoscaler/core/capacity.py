@@ -1,39 +1,64 @@
-"""What one replica of a shape carries within a service's SLO.
+"""What one replica of a shape carries so that the SLO's fraction of requests is inside every limit.
 
-Pure; may not do I/O or read a clock. With B sequences in the batch, a decode step of t_d(B) seconds and p seconds of
-prefill a request, requests of O output tokens flow at B / (O·t_d + B·p) per second and each token then takes
-t_d + B·p/O seconds: the largest B whose token time, end-to-end time and KV need stay within their limits sets the
-capacity, of which `UTILISATION` is planned for (queueing head-room by goal; docs/performance.md).
+Pure; may not do I/O or read a clock. All sizes are per replica; `pool` replicas share one gateway.
+
+With B sequences in the batch a decode step lasts t(B), and a request of O tokens that needs p seconds of prefill leaves
+the engine at rate μ(B) = B / (O·t(B) + B·p). Prefills take ρ = λ·p of the time, so a token takes T = t / (1 − ρ). Three
+things make single requests miss although the mean does not:
+
+- the batch fluctuates: processor sharing with a state-dependent rate has variance λ/μ'(B) about its mean, whatever the
+  distribution of work, divided by the pool over which the gateway levels it; a request of length L sees its average
+  over L, which keeps the share 2(x − 1 + e^−x)/x² of it, x = L·μ'(B);
+- prefills come in lumps: tokens of one request are stretched by busy periods, whose variance over o tokens is
+  λ·p²·(cv² + 1/pool)·T / (o·(1 − ρ)²) (delay busy period of M/G/1; a levelled stream is more regular than Poisson);
+- all slots may be taken: the wait then exceeds w with probability exp(−pool·(μ(slots) − λ)·w).
+
+Against the request-level engine: docs/performance.md, tests/simulation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
 
 from policies.model import Goal, Slo
 from serve_apps.timing import Timing, decode_step_s, prefill_s
 
 from .reasons import Reason, ReasonCode, why
 
-UTILISATION: dict[Goal, float] = {"latency": 0.7, "throughput": 0.85, "cost": 0.9}
-KV_FILL = 0.8
+# Of the misses that the objective allows, the share that a steady load may spend: the rest is for what is not steady.
+STEADY_SHARE: dict[Goal, float] = {"latency": 0.5, "throughput": 0.7, "cost": 0.9}
+FULL_MISSES = 0.2  # of what runs while every slot is taken: fewer slots would make requests wait that need not
+SAFETY = 0.93  # so that four of five predictions err on the safe side (tests/simulation)
+MOST_LOAD = 0.95  # of what a full batch delivers; above it queues do not end
+KV_FILL = 0.8  # of the cache in use by engines; beyond it their own preemptions begin
+POOL_MOST = 16
 # A service nobody has called yet: the mean request of the Azure 2023 conversation trace (about 1,150 in, 210 out) is
-# too long for a small context, so it is bounded by a quarter of the model's own limit.
+# too long for a small context, so it is bounded by a quarter of the model's own limit. Its lengths vary by these.
 PRIOR_INPUT_TOKENS = 1150.0
 PRIOR_OUTPUT_TOKENS = 210.0
+INPUT_CV = 0.8
+OUTPUT_CV = 1.0
+GRID = math.log(1.01)  # figures that differ by less than a percent are the same question
+QUANTILES = tuple(NormalDist().inv_cdf((2 * n + 1) / 16) for n in range(8))
+HALVINGS = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Mean tokens of a request."""
+    """Mean tokens of a request, and their coefficients of variation (lengths are lognormal)."""
 
     input_tokens: float
     output_tokens: float
+    input_cv: float = INPUT_CV
+    output_cv: float = OUTPUT_CV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Requests per second one replica is planned to carry, the batch that allows, and why."""
+    """Requests per second one replica is planned to carry, the requests it may run at a time, and why."""
 
     rps: float
     batch: int
@@ -49,63 +74,182 @@ def mix_or_prior(input_tokens: float, output_tokens: float, timing: Timing) -> M
     )
 
 
-def capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal) -> Capacity:
-    """The planned load of one replica. An SLO below the hardware's floor is reported and planned at batch 1."""
-    prefill = prefill_s(timing, mix.input_tokens)
-    largest = max(1, _kv_batch(timing, mix))
-    batch = _largest_batch(timing, mix, slo, prefill, largest)
+def capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal, pool: int = 1) -> Capacity:
+    """The planned load of one replica of `pool`. Limits that the hardware cannot meet are reported, not chased."""
+    return _capacity(_coarse_timing(timing), _coarse_mix(mix), slo, goal, min(max(pool, 1), POOL_MOST))
+
+
+@lru_cache(maxsize=8192)
+def _capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal, pool: int) -> Capacity:
+    alone = _unreachable(timing, mix, slo)
+    if alone is not None:
+        return _made(_Load(timing, mix, slo, pool), 1.0, 1, pool, (alone,))
+    load = _Load(timing, mix, slo, pool)
+    allowed = 1.0 - slo.fraction
+    floor = load.missed(TINY, math.inf, fluctuating=False)
     reasons: tuple[Reason, ...] = ()
-    if batch == 0:
-        batch = 1
-        reasons = (_unreachable(timing, mix, slo, prefill),)
-    step = decode_step_s(timing, batch, batch * _resident(mix))
-    rps = UTILISATION[goal] * batch / (mix.output_tokens * step + batch * prefill)
-    figure = why(ReasonCode.CAPACITY_PER_REPLICA, rps=rps, batch=batch, utilisation=UTILISATION[goal])
-    return Capacity(rps=rps, batch=batch, reasons=(figure, *reasons))
+    if floor > allowed:
+        reasons = (why(ReasonCode.UNREACHABLE_SLO, "fraction", floor=1.0 - floor, limit=slo.fraction),)
+    full = _largest(load, load.most, math.inf, max(allowed, FULL_MISSES) + floor, fluctuating=False)
+    slots = max(1, int(full))
+    spent = STEADY_SHARE[goal] * allowed + floor
+    batch = _largest(load, float(slots), float(slots), spent, fluctuating=True)
+    return _made(load, batch, slots, pool, reasons)
 
 
-def _resident(mix: Mix) -> float:
-    """KV tokens a request holds on average: its input and half of its output."""
-    return mix.input_tokens + mix.output_tokens / 2.0
+TINY = 1e-3
 
 
-def _kv_batch(timing: Timing, mix: Mix) -> int:
-    return min(timing.max_num_seqs, int(KV_FILL * timing.kv_capacity_tokens / (mix.input_tokens + mix.output_tokens)))
+def _made(load: _Load, batch: float, slots: int, pool: int, reasons: tuple[Reason, ...]) -> Capacity:
+    rps = SAFETY * min(load.rate(batch), MOST_LOAD * load.rate(slots))
+    figure = why(ReasonCode.CAPACITY_PER_REPLICA, rps=rps, slots=slots, batch=batch, pool=pool)
+    return Capacity(rps=rps, batch=slots, reasons=(figure, *reasons))
 
 
-def _largest_batch(timing: Timing, mix: Mix, slo: Slo, prefill: float, largest: int) -> int:
-    """Bisection: token time grows with the batch. 0 when even one request alone misses a limit."""
-    low, high = 0, largest
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _within(timing, mix, slo, prefill, middle):
+class _Load:
+    """One replica's shape and mix; the methods ask what a mean batch of `batch` sequences means for requests."""
+
+    def __init__(self, timing: Timing, mix: Mix, slo: Slo, pool: int) -> None:
+        self.timing, self.mix, self.slo, self.pool = timing, mix, slo, pool
+        self.prefill_s = prefill_s(timing, mix.input_tokens)
+        # Long answers stay longer: half of the size-biased mean is what is resident of an output.
+        self.resident = mix.input_tokens + mix.output_tokens * (1.0 + mix.output_cv**2) / 2.0
+        self.outputs = _lognormal(mix.output_tokens, mix.output_cv)
+        self.inputs = _lognormal(mix.input_tokens, mix.input_cv)
+        kv = KV_FILL * timing.kv_capacity_tokens / self.resident
+        self.most = max(1.0, min(float(timing.max_num_seqs), kv))
+
+    def step_s(self, batch: float) -> float:
+        """Seconds of a decode step."""
+        return decode_step_s(self.timing, batch, batch * self.resident)
+
+    def rate(self, batch: float) -> float:
+        """Requests per second that leave a batch kept at this size."""
+        return batch / (self.mix.output_tokens * self.step_s(batch) + batch * self.prefill_s)
+
+    def missed(self, batch: float, slots: float, *, fluctuating: bool) -> float:
+        """Fraction of requests outside some limit at a load whose mean batch this is."""
+        rps = self.rate(batch)
+        busy = rps * self.prefill_s
+        token_s = self.step_s(batch) / (1.0 - busy)
+        near = max(TINY, 0.02 * batch)
+        below = max(batch - near, TINY / 2)
+        slope = max((self.rate(batch + near) - self.rate(below)) / (batch + near - below), 1e-9)
+        variance = min(rps / slope / self.pool, batch * batch) if fluctuating else 0.0
+        sharper = (self.step_s(batch + near) - self.step_s(batch)) / near / (1.0 - busy)
+        lumps = rps * self.prefill_s**2 * (self.mix.input_cv**2 + 1.0 / self.pool) * token_s / (1.0 - busy) ** 2
+        return 1.0 - (1.0 - self._waited(batch, slots, variance, rps, token_s)) * (
+            1.0 - self._late_first(busy, token_s)
+        ) * (1.0 - self._slow(token_s, sharper**2 * variance, slope, lumps))
+
+    def _waited(self, batch: float, slots: float, variance: float, rps: float, token_s: float) -> float:
+        """For a slot, longer than the limits leave."""
+        slo = self.slo
+        whole = self.mix.output_tokens * token_s
+        rows = ((slo.ttft_s, token_s), (slo.e2e_s, whole), (slo.deadline_s, whole))
+        slack = min((limit - self.prefill_s - needed for limit, needed in rows if limit is not None), default=math.inf)
+        if variance <= 0.0 or math.isinf(slack):
+            return 0.0
+        full = 0.5 * math.erfc((slots + 0.5 - batch) / math.sqrt(2.0 * variance))
+        return full * math.exp(-self.pool * max(0.0, self.rate(slots) - rps) * max(0.0, slack))
+
+    def _late_first(self, busy: float, token_s: float) -> float:
+        """First token too late: the own prompt, a step, and the prompts before it (M/G/1, exponential tail)."""
+        limit = self.slo.ttft_s
+        if limit is None:
+            return 0.0
+        residual_s = self.prefill_s * (1.0 + self.mix.input_cv**2) / 2.0
+        late = 0.0
+        for tokens in self.inputs:
+            slack = limit - prefill_s(self.timing, tokens) - token_s
+            late += 1.0 if slack <= 0.0 else busy * math.exp(-slack * (1.0 - busy) / residual_s)
+        long = _above(self.prefill_s, (self.prefill_s * self.mix.input_cv) ** 2, limit - token_s)
+        return max(late / len(self.inputs), long)
+
+    def _slow(self, token_s: float, of_batch: float, slope: float, lumps: float) -> float:
+        """Tokens too slow, or the last one too late: whichever limit more requests miss."""
+        tpot, whole = self.slo.tpot_s, _least(self.slo.e2e_s, self.slo.deadline_s)
+        slow = late = 0.0
+        for tokens in self.outputs:
+            after_first = max(tokens - 1.0, 1.0)
+            stay = max(after_first * token_s * slope, TINY)
+            levelled = of_batch * 2.0 * (stay - 1.0 + math.exp(-stay)) / stay**2
+            lumped = lumps / after_first
+            # On one replica the batch is large just when prefills come; over a pool the two have little in common.
+            variance = levelled + lumped + 2.0 * math.sqrt(levelled * lumped) / self.pool
+            if tpot is not None and tokens >= 2.0:
+                slow += _above(token_s, variance, tpot)
+            if whole is not None:
+                late += _above(after_first * token_s, after_first**2 * variance, whole - self.prefill_s - token_s)
+        return max(slow, late) / len(self.outputs)
+
+
+def _largest(load: _Load, most: float, slots: float, spent: float, *, fluctuating: bool) -> float:
+    """The largest mean batch up to `most` of whose requests no more than `spent` miss; at least a tenth."""
+    if load.missed(most, slots, fluctuating=fluctuating) <= spent:
+        return most
+    low, high = 0.1, most
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        if load.missed(middle, slots, fluctuating=fluctuating) <= spent:
             low = middle
         else:
-            high = middle - 1
+            high = middle
     return low
 
 
-def _within(timing: Timing, mix: Mix, slo: Slo, prefill: float, batch: int) -> bool:
-    tpot = _tpot_s(timing, mix, prefill, batch)
-    limits = (
-        (slo.ttft_s, prefill),
-        (slo.tpot_s, tpot if mix.output_tokens >= 2.0 else 0.0),
-        (slo.e2e_s, prefill + mix.output_tokens * tpot),
-        (slo.deadline_s, prefill + mix.output_tokens * tpot),
+def _lognormal(mean: float, cv: float) -> tuple[float, ...]:
+    sigma = math.sqrt(math.log1p(cv * cv))
+    return tuple(mean * math.exp(sigma * z - sigma * sigma / 2.0) for z in QUANTILES)
+
+
+def _above(mean: float, variance: float, limit: float) -> float:
+    """P(X > limit) of a lognormal X with these moments."""
+    if limit <= 0.0:
+        return 1.0
+    spread = math.log1p(variance / (mean * mean))
+    if spread < 1e-12:
+        return float(mean > limit)
+    return 0.5 * math.erfc((math.log(limit / mean) + spread / 2.0) / math.sqrt(2.0 * spread))
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _coarse(value: float) -> float:
+    return math.exp(round(math.log(value) / GRID) * GRID) if value > 0.0 else value
+
+
+def _coarse_timing(timing: Timing) -> Timing:
+    return replace(
+        timing,
+        a_s=_coarse(timing.a_s),
+        b_s_per_seq=_coarse(timing.b_s_per_seq),
+        c_s_per_ktoken=_coarse(timing.c_s_per_ktoken),
+        prefill_tps=_coarse(timing.prefill_tps),
+        prefill_fixed_s=_coarse(timing.prefill_fixed_s),
+        moe_w_s=_coarse(timing.moe_w_s),
     )
-    return all(limit is None or value <= limit for limit, value in limits)
 
 
-def _tpot_s(timing: Timing, mix: Mix, prefill: float, batch: int) -> float:
-    return decode_step_s(timing, batch, batch * _resident(mix)) + batch * prefill / mix.output_tokens
+def _coarse_mix(mix: Mix) -> Mix:
+    return replace(mix, input_tokens=_coarse(mix.input_tokens), output_tokens=_coarse(mix.output_tokens))
 
 
-def _unreachable(timing: Timing, mix: Mix, slo: Slo, prefill: float) -> Reason:
-    """The first limit that one request alone on the replica misses, with the floor it meets."""
-    tpot = _tpot_s(timing, mix, prefill, 1)
+def _unreachable(timing: Timing, mix: Mix, slo: Slo) -> Reason | None:
+    """The first limit that the mean request alone on the replica misses, with the floor it meets."""
+    prefill = prefill_s(timing, mix.input_tokens)
+    step = decode_step_s(timing, 1, mix.input_tokens + mix.output_tokens / 2.0)
+    tpot = step + prefill / mix.output_tokens
     whole = prefill + mix.output_tokens * tpot
-    rows = (("ttft_s", slo.ttft_s, prefill), ("tpot_s", slo.tpot_s, tpot), ("e2e_s", slo.e2e_s, whole))
+    rows = (
+        ("ttft_s", slo.ttft_s, prefill),
+        ("tpot_s", slo.tpot_s if mix.output_tokens >= 2.0 else None, step),
+        ("e2e_s", slo.e2e_s, whole),
+        ("deadline_s", slo.deadline_s, whole),
+    )
     for name, limit, floor in rows:
         if limit is not None and floor > limit:
             return why(ReasonCode.UNREACHABLE_SLO, name, floor_s=floor, limit_s=limit)
-    return why(ReasonCode.UNREACHABLE_SLO, "deadline_s", floor_s=whole, limit_s=slo.deadline_s or 0.0)
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import ceil
 
 from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
@@ -87,7 +88,9 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
         known = beliefs.services.get(key, ServiceBelief())
         options = tuple(
             Option(
-                shape=s, capacity=_capacity(s, known, entry, beliefs), lead_s=boot_s(beliefs, s) + load_s(beliefs, s)
+                shape=s,
+                capacity=_capacity(s, known, entry, beliefs, demand.arrival_rps),
+                lead_s=boot_s(beliefs, s) + load_s(beliefs, s),
             )
             for s in shapes.get(key, ())
         )
@@ -95,11 +98,12 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
     return tuple(needs)
 
 
-def _capacity(shape: Shape, known: ServiceBelief, entry: Service, beliefs: Beliefs) -> Capacity:
+def _capacity(shape: Shape, known: ServiceBelief, entry: Service, beliefs: Beliefs, rps: float) -> Capacity:
     """Planned at a pessimistic quantile of the learnt times; but doubt alone makes no limit unreachable."""
     for timing in (timing_for(beliefs, shape), timing_for(beliefs, shape, z=0.0)):
         mix = mix_or_prior(known.input_tokens, known.output_tokens, timing)
-        found = capacity(timing, mix, entry.slo, entry.goal)
+        alone = capacity(timing, mix, entry.slo, entry.goal)
+        found = capacity(timing, mix, entry.slo, entry.goal, pool=ceil(rps / alone.rps))
         if all(reason.code is not ReasonCode.UNREACHABLE_SLO for reason in found.reasons):
             break
     return replace(found, reasons=(*found.reasons, *reasons_for(beliefs, shape)))
