@@ -56,7 +56,8 @@ def requests(case: Case, rps: float, seed: int) -> RequestBatch:
     def lengths(mean: float, cv: float) -> npt.NDArray[np.int32]:
         sigma = math.sqrt(math.log1p(cv * cv))
         drawn = rng.lognormal(math.log(mean) - sigma * sigma / 2, sigma, count)
-        return np.maximum(1, np.rint(drawn)).astype(np.int32)
+        whole: npt.NDArray[np.int32] = np.maximum(1, np.rint(drawn)).astype(np.int32)
+        return whole
 
     return RequestBatch(
         at_s=np.cumsum(rng.exponential(1.0 / rps, count)),
