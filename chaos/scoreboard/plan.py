@@ -64,6 +64,10 @@ class Asked:
         """Seeds of the sweeps, none of `seeds`."""
         return tuple(range(max(self.seeds) + 1, max(self.seeds) + 1 + SWEEP_SEEDS))
 
+    def seeds_of(self, controller: str) -> tuple[int, ...]:
+        """The seeds of a row; half of them for the oracles, which explain our figures and are judged by none."""
+        return self.seeds[: -(-len(self.seeds) // 2)] if controller in ORACLES else self.seeds
+
 
 def measure(asked: Asked, pool: Pool) -> Scoreboard:
     """The whole scoreboard."""
@@ -75,14 +79,14 @@ def measure(asked: Asked, pool: Pool) -> Scoreboard:
     plans = _plans(asked, pool) if STATIC in asked.controllers else {}
     counts: dict[Key, Count] = {(name, STATIC, None): plan for name, plan in plans.items()}
     keys += list(counts)
-    pool.do("seeds", [job for key in keys for job in _jobs(key, asked.seeds, counts.get(key, ()))])
+    pool.do("seeds", [job for key in keys for job in _jobs(key, asked.seeds_of(key[1]), counts.get(key, ()))])
     rivals = {name: _rival(asked, pool, name, sweeps) for name in asked.scenarios}
     curves = {name: _matched(rivals[name], sweeps, name) for name in asked.scenarios}
     extra: list[Key] = [(name, OURS, at.knob) for name, both in curves.items() for at in both if at is not None]
     pool.do("our curve at the best peer's points", [job for key in extra for job in _jobs(key, asked.seeds)])
     bounds = _bounds(asked, pool)
     every = dict.fromkeys([*keys, *extra])
-    series = {key: _series(pool, key, asked.seeds, counts.get(key, ()), bounds) for key in every}
+    series = {key: _series(pool, key, asked.seeds_of(key[1]), counts.get(key, ()), bounds) for key in every}
     whole = {key: each for key, each in series.items() if each.reports}
     rows = {key: row(each) for key, each in whole.items()}
     return Scoreboard(

@@ -110,6 +110,12 @@ def test_every_controller_has_a_row_over_the_seeds_and_knobs_were_chosen_on_othe
     assert found.failures == ()
 
 
+def test_the_oracles_run_on_half_of_the_seeds() -> None:
+    asked = Asked(scenarios=("calm",), controllers=("ours", "oracle-demand"), seeds=(0, 1, 2))
+    rows = {row.controller: row.seeds for row in measure(asked, pool()).rows}
+    assert rows == {"ours": (0, 1, 2), "oracle-demand": (0, 1)}
+
+
 def test_the_static_plan_is_the_smallest_that_meets_every_objective() -> None:
     static = next(row for row in board().rows if row.controller == "static")
     # A tenth for each replica: ten for 95 %, nine for 90 %, but no more than eight of the backlog are allowed.
