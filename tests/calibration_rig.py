@@ -132,21 +132,23 @@ def tpot_error(timing: Timing, load: float, true: Timing = TRUE) -> float:
     return error
 
 
-def window(key: str = "r0", *, tpot_s: float | Signal | None = None, **over: Any) -> EngineLoad:
-    """A made-up window at 10 sequences of 700 tokens each, that keeps to TRUE unless something else is said."""
+def window(
+    key: str = "r0", *, batch: float | Signal = 10.0, tpot_s: float | Signal | None = None, **over: Any
+) -> EngineLoad:
+    """A made-up window at `batch` sequences of 700 tokens each, that keeps to TRUE unless something else is said."""
 
-    def seen(value: float) -> Measured:
-        return Measured(value=value, at_s=0.0)
+    def seen(value: float | Signal) -> Signal:
+        return Measured(value=value, at_s=0.0) if isinstance(value, float) else value
 
+    sequences = batch if isinstance(batch, float) else 10.0
     exact = EngineLoad(
         replica_id=key,
-        running=seen(10.0),
+        running=seen(sequences),
         waiting=seen(0.0),
         kv_fraction=seen(0.07),
-        tpot_s=seen(0.0),
-        batch=seen(10.0),
-        kv_tokens=seen(7000.0),
+        batch=seen(sequences),
+        kv_tokens=seen(700.0 * sequences),
         steps=200.0,
     )
     token_time = predicted_tpot_s(TRUE, exact) if tpot_s is None else tpot_s
-    return replace(exact, tpot_s=seen(token_time) if isinstance(token_time, float) else token_time, **over)
+    return replace(exact, **{"tpot_s": seen(token_time), "batch": seen(batch)} | over)

@@ -131,11 +131,13 @@ def test_a_hundred_engines_are_not_a_hundred_witnesses() -> None:
     def width(count: int) -> float:
         rig = Rig()
         rig.ready = {f"r{n}": placed(f"r{n}") for n in range(count)}
-        told = tuple(window(key) for key in rig.ready)
-        return calibrate.observe(rig.beliefs, told, rig.ready, 10.0).calibrations[APP].width
+        told = tuple(window(f"r{n}", batch=2.0 + 18.0 * n / (count - 1)) for n in range(count))
+        for tick in range(20):
+            rig.beliefs = calibrate.observe(rig.beliefs, told, rig.ready, 10.0 * tick)
+        return rig.learnt.width
 
-    assert width(100) > 0.8 * width(10)
-    assert width(2) < width(1)
+    assert width(100) > 0.6 * width(10)
+    assert width(10) < width(2)
 
 
 # ---- what decisions get ---------------------------------------------------------------------------------------------
@@ -172,13 +174,13 @@ def test_slower_stretches_every_term() -> None:
 def test_the_reason_carries_what_was_learnt() -> None:
     rig = Rig(prior=scaled(TRUE, decode_base=0.5))
     assert reasons_for(rig.beliefs, rig.beliefs.shapes[0]) == ()
-    rig.run(200.0)
+    rig.run(230.0)
     (reason,) = reasons_for(rig.beliefs, rig.beliefs.shapes[0])
     figures = dict(reason.numbers)
     assert reason.code is ReasonCode.CALIBRATED
     assert figures["decode_base"] == pytest.approx(2.0, rel=0.1)
     assert [figures[name] for name in CONSTANTS] == list(rig.learnt.factors)
-    assert (figures["width"], figures["ticks"]) == (rig.learnt.width, 20.0)
+    assert (figures["width"], figures["ticks"]) == (rig.learnt.width, 23.0)
 
 
 def test_another_catalogue_begins_anew() -> None:

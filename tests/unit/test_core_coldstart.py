@@ -25,6 +25,7 @@ from autoscaler.core.coldstart import (
 from autoscaler.core.lifecycle import TIMEOUT_S, InstanceState, limit_s
 from autoscaler.core.model import Demand, Offering, Replica, ReplicaState, ServingView
 from autoscaler.core.reasons import ReasonCode, why
+from autoscaler.core.release import Presence, terminates
 from autoscaler.core.snapshot import restore, save
 from tests.calibration_rig import TRUE, owned, shape
 
@@ -136,6 +137,15 @@ def test_starts_that_never_came_teach_patience_up_to_a_limit() -> None:
     limits = [start_limit_s(with_boots(strikes=n), STARTING) for n in range(4)]
     assert limits == [usual, 2 * usual, 3600.0, 3600.0]
     assert limit_s(InstanceState.TERMINATING, 1e6, 3) == TIMEOUT_S[InstanceState.TERMINATING]
+
+
+def test_a_termination_that_is_not_carried_out_is_asked_again() -> None:
+    going = replace(owned("i"), state=InstanceState.TERMINATING)
+    beliefs = replace(with_boots(), instances={"i": going})
+    presence = Presence.of(view(0.0))
+    assert terminates(beliefs, [], presence, "p", 300.0) == ()
+    (again,) = terminates(beliefs, [], presence, "p", 301.0)
+    assert again.reasons == (why(ReasonCode.STARTING_EXPIRED, "terminating", age_s=301.0, limit_s=300.0),)
 
 
 def loading(since_s: float, instance_id: str = "i", source: str = "network") -> Loading:
