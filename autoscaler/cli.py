@@ -345,5 +345,16 @@ def bench_tick(
     raise typer.Exit(tick_command(services, nodes, ticks, json_file))
 
 
+@bench.command("world")
+def bench_world(
+    requests: Annotated[int, typer.Option(min=1, help="About so many under each controller.")] = 1_000_000,
+    json_file: Json = None,
+) -> None:
+    """How many requests per second of one core the simulated world handles, with a trivial controller and with ours."""
+    from chaos.bench_world import world_command
+
+    raise typer.Exit(world_command(requests, json_file))
+
+
 if __name__ == "__main__":
     main()
