@@ -224,6 +224,23 @@ def forecast(
 
 
 @app.command()
+def predict(
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV of points; blank figures are predicted.")],
+    predictions: Annotated[Path, typer.Option(metavar="OUT", help="Where the predicted rows go.")],
+    fit: Annotated[Path | None, typer.Option(metavar="FILE", help="Further measured rows, only to learn from.")] = None,
+    policies: Annotated[
+        Path | None, typer.Option(parser=_folder, metavar="DIR", help="Its catalogue/ overrides ours.")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """TTFT and TPOT of engines at fixed concurrency, and how far off the method is."""
+    given = locals()
+    from autoscaler.commands.predict import Given, predict_command
+
+    raise typer.Exit(predict_command(Given(**given)))
+
+
+@app.command()
 def check(
     folder: Folder,
     resolved: Annotated[

@@ -44,7 +44,7 @@ class Variant(Strict):
     id: Name
     instance_type: Annotated[str, Field(min_length=1)]
     tp: Annotated[int, Field(ge=1, le=64)] = 1
-    precision: Literal["bf16", "fp16", "fp8", "int8", "int4"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp8", "int8", "int4", "fp4"] = "bf16"
     nodes_per_replica: Annotated[int, Field(ge=1, le=16)] = 1
     role: Literal["both", "prefill", "decode"] = "both"
 

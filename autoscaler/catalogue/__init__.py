@@ -3,15 +3,17 @@
 from .load import load_catalogue
 from .model import Catalogue
 from .resolve import Resolved, located, resolve, written_by
-from .shapes import CatalogueProblems, ShapeProblem, shapes
+from .shapes import CatalogueProblems, ShapeProblem, gpu_timing, one_shape, shapes
 
 __all__ = [
     "Catalogue",
     "CatalogueProblems",
     "Resolved",
     "ShapeProblem",
+    "gpu_timing",
     "load_catalogue",
     "located",
+    "one_shape",
     "resolve",
     "shapes",
     "written_by",

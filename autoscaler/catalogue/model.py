@@ -10,13 +10,20 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Precision = Literal["bf16", "fp16", "fp8", "int8", "int4"]
+Precision = Literal["bf16", "fp16", "fp8", "int8", "int4", "fp4"]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
-# int4 carries a 16-bit scale for every 32 weights.
-WEIGHT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5625}
+# int4 carries a 16-bit scale for every 32 weights, fp4 (MXFP4) an 8-bit one.
+WEIGHT_BYTES: dict[Precision, float] = {
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "int4": 0.5625,
+    "fp4": 0.53125,
+}
 
 
 class Entry(BaseModel):
@@ -40,11 +47,12 @@ class Sourced(Entry):
 
 
 class Gpu(Sourced):
-    """One GPU: its memory, that memory's bandwidth (GB/s) and its dense BF16 rate (TFLOP/s)."""
+    """One GPU: memory, that memory's bandwidth (GB/s), dense BF16 rate (TFLOP/s), and whether it multiplies in FP8."""
 
     memory_mib: Count
     bandwidth_gb_per_s: Positive
     bf16_tflops: Positive
+    fp8: bool = False
 
     @property
     def memory_bytes(self) -> float:
@@ -128,6 +136,7 @@ class Roofline(Sourced):
     prefill_tensor_fraction: Positive
     tp_step_s_per_layer: NonNegative
     moe_prefill_tensor_fraction: Positive
+    fp8_prefill_gain: Positive
     moe_step_s_per_layer_and_rank: NonNegative
     uncertainty: NonNegative
 

@@ -14,7 +14,7 @@ from policies.model import PolicySet, Service, Variant
 from policies.problems import suggestion
 from serve_apps.timing import Timing
 
-from .model import Catalogue, Gpu, InstanceType, Measurement, ModelCard
+from .model import Catalogue, Gpu, InstanceType, Measurement, ModelCard, Precision
 
 USABLE_MEMORY_FRACTION = 0.9  # vLLM's gpu_memory_utilization
 ENGINE_MEMORY_BYTES = 3e9  # a GPU: CUDA context, activations, graphs
@@ -71,6 +71,11 @@ class _Place:
         return self.card.kv_bytes_per_token * copies / self.variant.nodes_per_replica
 
     @property
+    def missing_bytes(self) -> float:
+        """Memory that one node's GPUs lack for the weights and the least KV; negative when they have it."""
+        return MIN_CONTEXT_TOKENS * self.kv_bytes_per_token - self.free_bytes
+
+    @property
     def kv_capacity_tokens(self) -> int:
         """Tokens of KV one replica holds."""
         if self.measured is not None and self.measured.kv_capacity_tokens is not None:
@@ -86,7 +91,7 @@ def shapes(policy: PolicySet, catalogue: Catalogue) -> tuple[Shape, ...]:
         for variant in service.variants:
             wrong = [ShapeProblem(key, where, text) for where, text in _unknown(service, variant, catalogue)]
             if not wrong:
-                place = _place(service, variant, catalogue)
+                place = _place(service.model, variant, catalogue)
                 wrong = [ShapeProblem(key, where, text) for where, text in _unfit(place)]
                 found.append(_shape(key, service.model, place, catalogue))
             problems += wrong
@@ -95,10 +100,31 @@ def shapes(policy: PolicySet, catalogue: Catalogue) -> tuple[Shape, ...]:
     return tuple(found)
 
 
-def _place(service: Service, variant: Variant, catalogue: Catalogue) -> _Place:
+def one_shape(model: str, variant: Variant, catalogue: Catalogue, service: str = "") -> Shape | tuple[str, float]:
+    """The shape of a variant whose model and type are known; or (why it cannot run, bytes of memory it lacks)."""
+    place = _place(model, variant, catalogue)
+    wrong = next((text for _, text in _unfit(place)), None)
+    return _shape(service, model, place, catalogue) if wrong is None else (wrong, max(0.0, place.missing_bytes))
+
+
+def gpu_timing(
+    model: str, gpu: str, tp: int, precision: Precision, nodes: int, catalogue: Catalogue
+) -> tuple[Timing, str, bool]:
+    """(constants, source, measured) of a model on `tp` GPUs of each of `nodes` machines of any size.
+
+    Raises KeyError for a model or GPU that the catalogue does not have. KV capacity is 0 where the weights do not fit.
+    """
+    instance = next(entry for entry in catalogue.instance_types.values() if entry.gpu == gpu)
+    variant = Variant(id="any", instance_type="any", tp=tp, precision=precision, nodes_per_replica=nodes)
+    measured = catalogue.measurement(model, gpu, tp, precision)
+    place = _Place(variant, catalogue.models[model], instance, catalogue.gpus[gpu], measured)
+    return _timing(place, catalogue), _source(place, catalogue), measured is not None
+
+
+def _place(model: str, variant: Variant, catalogue: Catalogue) -> _Place:
     instance = catalogue.instance_types[variant.instance_type]
-    measured = catalogue.measurement(service.model, instance.gpu, variant.tp, variant.precision)
-    return _Place(variant, catalogue.models[service.model], instance, catalogue.gpus[instance.gpu], measured)
+    measured = catalogue.measurement(model, instance.gpu, variant.tp, variant.precision)
+    return _Place(variant, catalogue.models[model], instance, catalogue.gpus[instance.gpu], measured)
 
 
 def _unknown(service: Service, variant: Variant, catalogue: Catalogue) -> Iterator[tuple[str, str]]:
@@ -124,7 +150,7 @@ def _unfit(place: _Place) -> Iterator[tuple[str, str]]:
         yield key, f"is {variant.tp}, which does not divide the model's {card.heads} attention heads; choose another"
         return
     if place.kv_capacity_tokens < MIN_CONTEXT_TOKENS:
-        short_gb = (MIN_CONTEXT_TOKENS * place.kv_bytes_per_token - place.free_bytes) / 1e9
+        short_gb = place.missing_bytes / 1e9
         need = (
             f"{place.weight_bytes / 1e9:.1f} GB of {variant.precision} weights with {MIN_CONTEXT_TOKENS} tokens of KV"
         )
@@ -203,6 +229,8 @@ def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
     active = weights * card.active_params_b / card.params_b
     moe = card.experts > 1
     fraction = roof.moe_prefill_tensor_fraction if moe else roof.prefill_tensor_fraction
+    if place.variant.precision == "fp8" and place.gpu.fp8 and not moe:  # the other fraction was seen in FP8
+        fraction *= roof.fp8_prefill_gain
     token_s = 2.0 * card.active_params_b * 1e9 / (ranks * place.gpu.bf16_tflops * 1e12 * fraction)
     layer_s = roof.tp_step_s_per_layer * (ranks > 1) + roof.moe_step_s_per_layer_and_rank * ranks * moe
     return Timing(

@@ -86,7 +86,7 @@ CORPUS: dict[str, tuple[str | bytes, list[str]]] = {
     "markets is a word": (with_keys("markets: spot"), ['a.yaml:8: services[chat].markets: must be a list, not "spot"; correct it']),
     "scale_to_zero is text": (with_keys('scale_to_zero: "no"', "min_replicas: 0"), ['a.yaml:8: services[chat].scale_to_zero: must be true or false, not "no"; correct it']),
     "revision is a number": (with_keys("revision: 2"), ["a.yaml:8: services[chat].revision: must be text, not 2; put it in quotes"]),
-    "precision": (UNIT + CHAT.replace("id: v1", "id: v1, precision: fp4"), ['a.yaml:7: services[chat].variants[v1].precision: "fp4" is not allowed; did you mean fp8?']),
+    "precision": (UNIT + CHAT.replace("id: v1", "id: v1, precision: fp7"), ['a.yaml:7: services[chat].variants[v1].precision: "fp7" is not allowed; did you mean fp8?']),
     "overflow url": (with_keys("overflow: {url: api.example.com, usd_per_1m_tokens: 1.0, rpm: 60}", "sacrifice: [overflow]"), ['a.yaml:8: services[chat].overflow.url: "api.example.com" is not a web address; start it with http:// or https://']),
     "budget of nothing": (GOOD + "budget_usd_per_h: 0\n", ["a.yaml:8: budget_usd_per_h: is 0; it must be more than 0"]),
     # ---- contradictions
