@@ -121,9 +121,10 @@ class Need:
         """Replicas that have a place."""
         return len(self.seats)
 
-    def missing(self, option: Option) -> int:
-        """Replicas of `option` still needed, within the policy's bounds."""
-        by_rate = ceil(max(0.0, self.demand.arrival_rps - self.rps) / option.capacity.rps - 1e-9)
+    def missing(self, option: Option, spare: float = 0.0) -> int:
+        """Replicas of `option` still needed, within the policy's bounds, for `spare` times more than the demand."""
+        wanted_rps = (1.0 + spare) * self.demand.arrival_rps
+        by_rate = ceil(max(0.0, wanted_rps - self.rps) / option.capacity.rps - 1e-9)
         wanted = max(by_rate, self.demand.replicas_floor - self.replicas)
         return max(0, min(wanted, self.entry.max_replicas - self.replicas))
 

@@ -18,6 +18,8 @@ from .berths import CLOSING_S, PREEMPTIBLE, SUNK, Berth, Need, Option, Seat
 from .model import Offering
 from .reasons import Reason, ReasonCode, why
 
+STILLNESS = 0.05  # of the demand: what metrics and learnt constants vary by from tick to tick
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -64,8 +66,9 @@ def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
 
 
 def _keep(need: Need, shelf: list[Berth]) -> None:
+    """A replica that is there goes only when the demand has fallen clearly below what needs it: noise moves nothing."""
     for option, group in _present(need, _steady_first(need, shelf), shelf):
-        if need.missing(option) and _all_fit(need, option, group) and not need.give(option, group):
+        if need.missing(option, STILLNESS) and _all_fit(need, option, group) and not need.give(option, group):
             return
 
 

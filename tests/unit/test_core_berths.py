@@ -154,3 +154,18 @@ def test_replicas_stay_on_what_is_paid_for_anyway_unless_another_takes_the_place
 def test_an_offering_is_open_from_its_start_until_a_lead_before_it_closes() -> None:
     block = offer(starts_at_s=1000.0, ends_at_s=10_000.0)
     assert [open_for_work(block, 300.0, at_s) for at_s in (999.0, 1000.0, 7300.0, 7301.0)] == [False, True, True, False]
+
+
+def test_a_replica_stays_while_the_demand_is_within_five_percent_of_needing_it() -> None:
+    a = offer()
+    app: Running = {"u.chat.v": ((),)}
+
+    def kept(rps: float) -> int:
+        chat = need(rps=rps)
+        place((chat,), [berth(f"i-{n}", a, app) for n in range(3)], beliefs(a), 0.0)
+        return chat.replicas
+
+    assert [kept(rps) for rps in (4.1, 3.9, 3.82, 3.8)] == [3, 3, 3, 2]
+    fresh = need(rps=3.9)
+    place((fresh,), [berth(f"i-{n}", a) for n in range(3)], beliefs(a), 0.0)
+    assert fresh.replicas == 2, "but none is added for it"

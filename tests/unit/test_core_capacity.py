@@ -74,7 +74,7 @@ def test_resident_tokens_bound_the_batch() -> None:
     small = Timing(
         a_s=0.02, b_s_per_seq=0.001, c_s_per_ktoken=0.0, prefill_tps=10_000.0, max_num_seqs=8, kv_capacity_tokens=3_040
     )
-    assert capacity(small, MIX, Slo(), "latency").batch == 4  # .8 × 3,040 / (500 + 100 × (1 + 1) / 2)
+    assert capacity(small, MIX, Slo(), "latency").batch == 4  # .8 × 3,040 / (500 + 100 × (1 + .74²) / 2)
 
 
 def test_lengths_that_vary_more_carry_less() -> None:
