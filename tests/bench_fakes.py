@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import lru_cache
+from pathlib import Path
 
 from chaos.report import CostBy, Launches, Report, ServiceReport, Tpot, Ttft
 from chaos.scenario import load_scenario
@@ -111,3 +113,10 @@ def world_that_fails(job: Job) -> Outcome:
 def nowhere(job: Job) -> Outcome:
     """Nothing may be run."""
     raise AssertionError(f"{job} was run again")
+
+
+def world_that_waits(job: Job) -> Outcome:
+    """Never answers; says which process it is in, in the file that is named as the scenario."""
+    Path(job.scenario).write_text(str(os.getpid()))
+    signal.pause()
+    raise AssertionError("woken")

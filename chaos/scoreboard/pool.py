@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -95,12 +96,24 @@ class Pool:
                     del running[future]
 
 
+def _end_with_parent() -> None:
+    """In a worker: leave when the bench was killed, which a worker that waits for work would never notice."""
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 @contextmanager
 def _executor(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes (Numba and threads do not survive a fork), one BLAS thread each."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))
-    executor = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
     try:
         yield executor
     finally:

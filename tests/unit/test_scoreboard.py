@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from chaos.bounds.static import Search, Trial
@@ -161,6 +167,33 @@ def test_a_run_that_kills_its_process_is_reported_and_all_others_are_done(tmp_pa
     outcomes = pool(tmp_path, "world_that_kills", processes=2).do("runs", asked)
     assert {job.controller for job, outcome in outcomes.items() if outcome.error} == {"kpa"}
     assert all(outcome.report for job, outcome in outcomes.items() if job.controller != "kpa")
+
+
+def test_the_processes_of_a_bench_that_is_killed_end_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    asked = [Job(str(file), "hpa", None, 0), Job(str(tmp_path / "other"), "hpa", None, 0)]
+    code = (
+        "from tests.unit.test_scoreboard import Job, pool\n"
+        f"if __name__ == '__main__': pool(None, 'world_that_waits', 2).do('runs', {asked!r})"
+    )
+    script = tmp_path / "bench.py"
+    script.write_text(code)
+    bench = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(jobs.ROOT)})
+    try:
+        assert until(lambda: file.exists() and file.read_text() != "")
+        worker = psutil.Process(int(file.read_text()))
+    finally:
+        bench.kill()
+        bench.wait()
+    assert until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+
+
+def until(true: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    """Whether it becomes true in time."""
+    end_s = time.monotonic() + limit_s
+    while not true() and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return true()
 
 
 # ---- what a result depends on ---------------------------------------------------------------------------------------
