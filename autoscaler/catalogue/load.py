@@ -1,7 +1,7 @@
-"""Reads the catalogue's three files and a policy folder's overrides. May not act, log or look at a clock.
+"""Reads the catalogue's files and a policy folder's overrides. May not act, log or look at a clock.
 
 An override file has the name of the file it changes and lies in `catalogue/` beside the policies. Maps are merged key
-by key, so one price can be changed alone; measurements are added and win over the package's for the same shape.
+by key, so one figure can be changed alone; measurements and dated prices are added and win over the package's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from policies.words import translate
 
 from .model import Catalogue
 
-FILES = ("instance_types.yaml", "models.yaml", "performance.yaml")
+FILES = ("instance_types.yaml", "models.yaml", "performance.yaml", "prices.yaml")
+LISTS = ("measurements", "prices")
 OVERRIDES_FOLDER = "catalogue"
 
 
@@ -30,7 +31,7 @@ class CatalogueFileProblems(Problems):
 def load_catalogue(overrides: Path | None = None, inline: tree.Document | None = None) -> Catalogue:
     """The package's catalogue under the `catalogue/` subfolder of the policy folder `overrides`, where there is one.
 
-    `inline` holds further overrides, of all three files in one. Raises CatalogueFileProblems.
+    `inline` holds further overrides, of all files in one. Raises CatalogueFileProblems.
     """
     documents = [tree.read(Path(__file__).with_name(name)) for name in FILES]
     folder = overrides / OVERRIDES_FOLDER if overrides is not None else None
@@ -77,17 +78,18 @@ def _validated(documents: list[tree.Document]) -> Catalogue:
 def _lay_over(merged: dict[str, Any], document: tree.Document, origin: dict[Any, Any]) -> None:
     """Merges `document` into `merged` in place, noting which document each path came from."""
     data = dict(document.data)
-    rows = data.pop("measurements", [])
-    below = merged.setdefault("measurements", []) if rows else []
-    if isinstance(rows, list):
-        for index, row in enumerate(rows):
-            origin[("measurements", len(below))] = (document, ("measurements", index))
-            below.append(row)
-    else:
-        merged["measurements"] = rows
+    for name in LISTS:
+        rows = data.pop(name, [])
+        below = merged.setdefault(name, []) if rows else []
+        if isinstance(rows, list) and isinstance(below, list):
+            for index, row in enumerate(rows):
+                origin[(name, len(below))] = (document, (name, index))
+                below.append(row)
+        else:
+            merged[name] = rows
     _deep(merged, data)
     for path in (*document.lines, *document.replaced):
-        if path[:1] != ("measurements",):
+        if path[:1] not in [(name,) for name in LISTS]:
             origin[path] = (document, path)
 
 
@@ -122,6 +124,7 @@ def _dangling(catalogue: Catalogue) -> Iterator[tuple[tuple[str | int, ...], str
                 ("instance_types", name, "gpu"),
                 f"{instance.gpu} is not in gpus; {suggestion(instance.gpu, catalogue.gpus)}",
             )
+    yield from _unknown_types(catalogue)
     for index, row in enumerate(catalogue.measurements):
         if row.gpu != "any" and row.gpu not in catalogue.gpus:
             yield ("measurements", index, "gpu"), f"{row.gpu} is not in gpus; {suggestion(row.gpu, catalogue.gpus)}"
@@ -130,3 +133,12 @@ def _dangling(catalogue: Catalogue) -> Iterator[tuple[tuple[str | int, ...], str
                 ("measurements", index, "model"),
                 f"{row.model} is not in models; {suggestion(row.model, catalogue.models)}",
             )
+
+
+def _unknown_types(catalogue: Catalogue) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Prices and spot pools of types that are not there."""
+    named: list[tuple[tuple[str | int, ...], str]] = [(("spot_pools", name), name) for name in catalogue.spot_pools]
+    named += [(("prices", at, "instance_type"), price.instance_type) for at, price in enumerate(catalogue.prices)]
+    for path, name in named:
+        if name not in catalogue.instance_types:
+            yield path, f"{name} is not in instance_types; {suggestion(name, catalogue.instance_types)}"

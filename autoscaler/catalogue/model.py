@@ -69,11 +69,39 @@ class InstanceType(Sourced):
     vcpus: Count
     memory_gib: Count
     network_gbps: Positive
+    efa_interfaces: Annotated[int, Field(ge=0)] = 0
     local_nvme_gb: NonNegative
     on_demand_usd_per_h: Positive | None = None
     spot_usd_per_h: Positive | None = None
     block_usd_per_h: Positive | None = None
     boot_s: Positive
+
+
+class Price(Sourced):
+    """What an hour of an instance type costs in a region's market from the day `since` on."""
+
+    instance_type: str
+    region: str
+    market: Literal["on_demand", "spot", "block"]
+    since: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    usd_per_h: Positive
+
+
+class SpotPool(Entry):
+    """Spot of a type in a region. `interrupted` is the Spot Advisor's class a month: 0 under 5 %, 1 to 10, 2 to 15,
+    3 to 20, 4 more; of `zones`, `zones_without_spot` have no pool or sell at the on-demand price. None: not published.
+    """
+
+    interrupted: Annotated[int, Field(ge=0, le=4)] | None = None
+    saving: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    zones: Count | None = None
+    zones_without_spot: Annotated[int, Field(ge=0)] | None = None
+
+
+class SpotPools(Sourced):
+    """Spot of a type, by region."""
+
+    regions: dict[str, SpotPool]
 
 
 class ModelCard(Sourced):
@@ -150,7 +178,7 @@ class Start(Sourced):
 
 
 class Catalogue(Entry):
-    """All three files as one."""
+    """All files as one."""
 
     sources: dict[str, Source]
     gpus: dict[str, Gpu]
@@ -159,15 +187,27 @@ class Catalogue(Entry):
     measurements: tuple[Measurement, ...]
     roofline: Roofline
     start: Start
+    prices: tuple[Price, ...] = ()
+    spot_pools: dict[str, SpotPools] = {}
 
     def measurement(self, model: str, gpu: str, tp: int, precision: Precision) -> Measurement | None:
         """The constants measured for this shape, on this GPU or on any; of several the last (an override) counts."""
         keys = ((model, gpu, tp, precision), (model, "any", tp, precision))
         return next((found for found in reversed(self.measurements) if found.key in keys), None)
 
+    def price(self, instance_type: str, region: str, market: str, on: str = "9999-12-31") -> Price | None:
+        """The newest price known on the day `on` (ISO date); of one day's, the last that was added (an override)."""
+        found = None
+        for row in self.prices:
+            if (row.instance_type, row.region, row.market) == (instance_type, region, market) and row.since <= on:
+                found = row if found is None or row.since >= found.since else found
+        return found
+
     def entries(self) -> Iterator[tuple[tuple[str | int, ...], Sourced]]:
         """Every entry that names sources, with its path."""
         for name in ("gpus", "instance_types", "models"):
             yield from (((name, key), entry) for key, entry in getattr(self, name).items())
+        yield from ((("spot_pools", key), entry) for key, entry in self.spot_pools.items())
         yield from ((("measurements", index), entry) for index, entry in enumerate(self.measurements))
+        yield from ((("prices", index), entry) for index, entry in enumerate(self.prices))
         yield from ((("roofline",), self.roofline), (("start",), self.start))

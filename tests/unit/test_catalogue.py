@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,7 +236,10 @@ BROKEN = {
     "unknown GPU": ("instance_types", "instance_types:\n  g6.2xlarge:\n    gpu: l4s", "instance_types.yaml:3: instance_types.g6.2xlarge.gpu: l4s is not in gpus; did you mean l40s?"),
     "no source": ("instance_types", "gpus:\n  l4: {source: [rumour]}", "instance_types.yaml:2: gpus.l4.source: rumour is not in sources; known: "),
     "measurement of nothing": ("performance", "measurements:\n  - {model: m, gpu: l4}", "performance.yaml:2: measurements[0].a_s: is missing; add it"),
-    "another file": ("prices", "x: 1", "prices.yaml:1: is not a catalogue file; did you mean performance.yaml?"),
+    "another file": ("price", "x: 1", "price.yaml:1: is not a catalogue file; did you mean prices.yaml?"),
+    "price of nothing": ("prices", "prices:\n  - {instance_type: g6.huge, region: us-east-1, market: spot, since: 2026-01-01, usd_per_h: 1.0, source: [skypilot-catalog]}", "prices.yaml:2: prices[0].instance_type: g6.huge is not in instance_types; did you mean"),
+    "no date": ("prices", "prices:\n  - {instance_type: g6.xlarge, region: x, market: spot, since: May, usd_per_h: 1.0, source: [skypilot-catalog]}", "prices.yaml:2: prices["),
+    "pool of nothing": ("prices", "spot_pools:\n  g6.huge: {source: [skypilot-catalog], regions: {}}", "prices.yaml:2: spot_pools.g6.huge: g6.huge is not in instance_types"),
     "nothing": ("models", "", "models.yaml:1: holds no keys; remove it, or fill it"),
 }  # fmt: skip
 
@@ -268,3 +272,54 @@ def test_shape_differs_where_any_constant_differs() -> None:
     shape = shape_of(LLAMA_8B, "g6e.2xlarge")
     assert shape == shape_of(LLAMA_8B, "g6e.2xlarge")
     assert shape != replace(shape, load_prior_s=1.0)
+
+
+def test_a_price_is_that_of_its_region_market_and_day(tmp_path: Path) -> None:
+    newest, old = (
+        CATALOGUE.price("p5.48xlarge", "us-east-1", "on_demand", day) for day in ("2026-01-01", "2024-01-01")
+    )
+    assert newest is not None
+    assert old is not None
+    assert (newest.usd_per_h, newest.since, old.usd_per_h) == (55.04, "2025-06-23", 98.32)
+    assert CATALOGUE.price("p5.48xlarge", "us-east-1", "on_demand", "2020-01-01") is None
+    block = CATALOGUE.price("p5e.48xlarge", "us-east-2", "block")
+    assert block is not None
+    assert block.usd_per_h == 43.26
+    own = (
+        "prices: [{instance_type: p5.48xlarge, region: us-east-1, market: on_demand, since: 2026-07-20, usd_per_h: 40.0, "
+        "source: [skypilot-catalog]}]"
+    )
+    changed = load_catalogue(folder(tmp_path, prices=own)).price("p5.48xlarge", "us-east-1", "on_demand")
+    assert changed is not None
+    assert changed.usd_per_h == 40.0
+
+
+def test_today_s_us_east_1_prices_are_the_types_own() -> None:
+    for name, instance in CATALOGUE.instance_types.items():
+        price = CATALOGUE.price(name, "us-east-1", "on_demand")
+        assert (price is None) == (instance.on_demand_usd_per_h is None), name
+        if price is not None:
+            assert price.usd_per_h == pytest.approx(instance.on_demand_usd_per_h, rel=1e-4), name
+
+
+@pytest.mark.data
+def test_types_and_cards_are_what_the_published_tables_say(qm_data: Path) -> None:
+    with (qm_data / "catalogue" / "ec2_accelerated_instance_types.csv").open() as file:
+        types = {row["instance_type"]: row for row in csv.DictReader(file)}
+    for name, instance in CATALOGUE.instance_types.items():
+        row, gpu = types[name], CATALOGUE.gpus[instance.gpu]
+        assert (instance.gpus, instance.vcpus) == (int(row["gpu_count"]), int(row["vcpus"])), name
+        assert gpu.memory_mib == pytest.approx(int(row["gpu_mem_mib_each"]), rel=0.03), name
+        assert instance.efa_interfaces == int(row["efa_interfaces"]), name
+        assert instance.local_nvme_gb == pytest.approx(float(row["local_nvme_gb"]), rel=0.01), name
+        assert instance.network_gbps == pytest.approx(float(row["network_mbps"]) / 1000.0, rel=0.01), name
+    with (qm_data / "catalogue" / "model_cards.csv").open() as file:
+        cards = list(csv.DictReader(file))
+    assert len(cards) == 25
+    for row in cards:
+        card = CATALOGUE.models[row["model"]]
+        assert card.kv_bytes_per_token == int(row["kv_bytes_per_token_bf16"]), row["model"]
+        assert (card.layers, card.heads, card.max_position) == (
+            int(row["layers"]), int(row["heads"]), int(row["max_position"]),
+        )  # fmt: skip
+        assert card.weights_gb["bf16"] == float(row["weights_gb_bf16"])
