@@ -55,6 +55,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 KNOTS = 96
+ALL = slice(None)
 SAMPLE = 600  # requests by which μ and ν are chosen
 
 
@@ -169,14 +170,13 @@ class _Law:
         rows = np.flatnonzero(inside & self.able & (self.steps > 0) & np.isfinite(self.pace_s))
         return rows[np.argsort(self.pace_s[rows], kind="stable")]
 
-    def spread(self, weights: _Weights, first: Bools) -> Floats:
-        """w of all requests: the share of a batch for the first class, what it adds to one for any other."""
+    def spread(self, weights: _Weights, first: Bools, rows: slice | Ints = ALL) -> Floats:
+        """w of some requests: the share of a batch for the first class, what it adds to one for any other."""
         growth = max(0.0, float(np.diff(self.base, prepend=0.0).min()))
-        added = (
-            self.fixed_s + self.prompt_s + self.steps * (growth + self.slope[0] * (self.first_kv + self.last_kv) / 2.0)
-        )
-        work = np.where(first, self.work(weights, slice(None)), added)
-        return np.where(self.able, work, math.inf)
+        mean_kv = (self.first_kv[rows] + self.last_kv[rows]) / 2.0
+        added = self.fixed_s[rows] + self.prompt_s[rows] + self.steps[rows] * (growth + self.slope[0] * mean_kv)
+        work = np.where(first[rows], self.work(weights, rows), added)
+        return np.where(self.able[rows], work, math.inf)
 
     def work(self, weights: _Weights, rows: slice | Ints) -> Floats:
         """The share of some requests, those that cannot be met included."""
@@ -223,7 +223,7 @@ def _best_paced(law: _Law, hurried: Ints) -> tuple[_Weights, Bools]:
         first[members] = True
         weights = _climb(law, _Weights(pace_s=float(law.pace_s[members[-1]])), _sample(np.sort(members)))
         sample = _sample(np.flatnonzero(law.able))
-        found.append((float(law.spread(weights, first)[sample].sum()), weights, first))
+        found.append((float(law.spread(weights, first, sample).sum()), weights, first))
     _, weights, first = max(found, key=lambda one: one[0])
     return weights, first
 
