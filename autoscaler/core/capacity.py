@@ -42,9 +42,9 @@ PRIOR_INPUT_TOKENS = 1150.0
 PRIOR_OUTPUT_TOKENS = 210.0
 INPUT_CV = 0.66
 OUTPUT_CV = 0.74
-GRID = math.log(1.01)  # figures that differ by less than a percent are the same question
+GRID = math.log(1.03)  # figures that differ by less are the same question
 QUANTILES = tuple(NormalDist().inv_cdf((2 * n + 1) / 16) for n in range(8))
-HALVINGS = 18
+HALVINGS = 12  # of a batch of some hundred: to a tenth of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,12 @@ def mix_or_prior(input_tokens: float, output_tokens: float, timing: Timing) -> M
 def capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal, pool: int = 1) -> Capacity:
     """The planned load of one replica of `pool`. Limits that the hardware cannot meet are reported, not chased."""
     return _capacity(_coarse_timing(timing), _coarse_mix(mix), slo, goal, min(max(pool, 1), POOL_MOST))
+
+
+def pool_of(timing: Timing, mix: Mix, rps: float) -> int:
+    """At least how many replicas share a gateway that is sent `rps`: were all of them as full as can be."""
+    full = _Load(timing, mix, Slo(), 1)
+    return max(1, math.ceil(rps / full.rate(full.most)))
 
 
 @lru_cache(maxsize=8192)

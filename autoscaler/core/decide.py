@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from math import ceil
 
 from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
@@ -16,7 +15,7 @@ from serve_apps.wire import app_name
 from .beliefs import Beliefs, InstanceBelief, ServiceBelief
 from .berths import Berth, Need, Option, Purse
 from .calibrate import reasons_for, slow_instances, timing_for
-from .capacity import Capacity, capacity, mix_or_prior
+from .capacity import Capacity, capacity, mix_or_prior, pool_of
 from .coldstart import boot_s, load_s, protected, start_limit_s, stuck
 from .demand import demands
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
@@ -102,8 +101,7 @@ def _capacity(shape: Shape, known: ServiceBelief, entry: Service, beliefs: Belie
     """Planned at a pessimistic quantile of the learnt times; but doubt alone makes no limit unreachable."""
     for timing in (timing_for(beliefs, shape), timing_for(beliefs, shape, z=0.0)):
         mix = mix_or_prior(known.input_tokens, known.output_tokens, timing)
-        alone = capacity(timing, mix, entry.slo, entry.goal)
-        found = capacity(timing, mix, entry.slo, entry.goal, pool=ceil(rps / alone.rps))
+        found = capacity(timing, mix, entry.slo, entry.goal, pool_of(timing, mix, rps))
         if all(reason.code is not ReasonCode.UNREACHABLE_SLO for reason in found.reasons):
             break
     return replace(found, reasons=(*found.reasons, *reasons_for(beliefs, shape)))
