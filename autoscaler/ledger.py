@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from autoscaler.core.events import EVENT, Configured, Event, Opened, Snapshot
+from autoscaler.core.events import Configured, Event, Opened, Snapshot
 from autoscaler.core.learn import EMPTY, Beliefs, learn
 from autoscaler.core.snapshot import save
 from autoscaler.ports import Journal
@@ -41,9 +41,9 @@ class Ledger:
 
         Raises Transient when it could not be written; it is not learnt then.
         """
-        written = cast(E, EVENT.validate_json(EVENT.dump_json(event)))
         with self._lock:
-            self.seq = self.journal.append(written, durable=durable)
+            record = self.journal.append(event, durable=durable)
+            self.seq, written = record.seq, cast(E, record.event)
             self._learn(written)
             self.on_event(written, self.beliefs)
         return written

@@ -118,8 +118,11 @@ class Cloud(Protocol):
 class Journal(Protocol):
     """The durable order of events."""
 
-    def append(self, event: Event, *, durable: bool) -> int:
-        """Write one event and return its sequence number; with `durable` only after it is on disk. Raises Transient."""
+    def append(self, event: Event, *, durable: bool) -> Record:
+        """Write one event and return its record as `read` will give it; with `durable` only after it is on disk.
+
+        Raises Transient.
+        """
         ...
 
     def read(self) -> Iterator[Record]:

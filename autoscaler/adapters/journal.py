@@ -186,10 +186,12 @@ class FileJournal:
                 os.close(self._lock_file)
                 self._fd = -1
 
-    def append(self, event: Event, *, durable: bool) -> int:
+    def append(self, event: Event, *, durable: bool) -> Record:
         """See ports.Journal."""
         with self._lock:
             line = encode_line(Record(seq=self._seq + 1, event=event))
+            record = decode_line(line)  # before anything is written: what cannot be read back may not be there
+            assert record is not None
             try:
                 _write(self._fd, line)
                 if durable and self.sync:
@@ -200,7 +202,7 @@ class FileJournal:
             self._size += len(line)
             self._seq += 1
             self._unread = None
-            return self._seq
+            return record
 
     def _undo(self) -> None:
         """Take back a partial line, so that the next append does not make it damage in the middle."""
@@ -303,12 +305,13 @@ class MemoryJournal:
     _seq: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def append(self, event: Event, *, durable: bool) -> int:  # noqa: ARG002
-        """See ports.Journal; memory is as durable as it gets here."""
+    def append(self, event: Event, *, durable: bool) -> Record:  # noqa: ARG002
+        """See ports.Journal; memory is as durable as it gets here, and gives back the very event."""
         with self._lock:
             self._seq += 1
-            self.records.append(Record(seq=self._seq, event=event))
-            return self._seq
+            record = Record(seq=self._seq, event=event)
+            self.records.append(record)
+            return record
 
     def read(self) -> Iterator[Record]:
         """See ports.Journal."""

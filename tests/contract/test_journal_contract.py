@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from autoscaler.adapters import journal as files
 from autoscaler.adapters.journal import FileJournal, MemoryJournal, read_all
@@ -46,15 +47,26 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]
 
 
 def test_records_come_back_in_order_and_numbered_from_one(journal: Journal) -> None:
-    numbers = [journal.append(note(n), durable=n % 2 == 0) for n in range(5)]
+    numbers = [journal.append(note(n), durable=n % 2 == 0).seq for n in range(5)]
     assert numbers == [1, 2, 3, 4, 5]
     assert [(record.seq, record.event) for record in journal.read()] == [(n + 1, note(n)) for n in range(5)]
 
 
 def test_text_of_any_kind_survives(journal: Journal) -> None:
     event = PolicyRefused(at_s=0.1 + 0.2, problems=("line\nbreak \r \x1e ü 容量",))
-    journal.append(event, durable=True)
-    assert [record.event for record in journal.read()] == [event]
+    written = journal.append(event, durable=True)
+    assert list(journal.read()) == [written]
+    assert written.event == event
+
+
+def test_files_give_back_what_they_hold_and_write_nothing_that_could_not_be_read(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path)
+    whole = PolicyRefused(at_s=3, problems=())
+    written = journal.append(whole, durable=True)
+    assert isinstance(written.event.at_s, float)  # as a replay will see it
+    with pytest.raises(ValidationError):
+        journal.append(PolicyRefused(at_s=float("nan"), problems=()), durable=True)
+    assert list(journal.read()) == [written]
 
 
 def test_threads_share_one_numbering(journal: Journal) -> None:
@@ -93,7 +105,7 @@ def test_a_restart_goes_on_numbering(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     journal = FileJournal(tmp_path)
     assert journal.repaired == ""
-    assert journal.append(note(9), durable=True) == 4
+    assert journal.append(note(9), durable=True).seq == 4
 
 
 def test_a_full_segment_makes_room_for_a_new_one_that_stands_alone(tmp_path: Path) -> None:
@@ -109,7 +121,7 @@ def test_a_full_segment_makes_room_for_a_new_one_that_stands_alone(tmp_path: Pat
     kept = [record.seq for record in read_all(tmp_path)]
     assert kept == list(range(kept[0], kept[0] + len(kept)))
     journal.close()
-    assert FileJournal(tmp_path).append(note(99), durable=True) == kept[-1] + 1
+    assert FileJournal(tmp_path).append(note(99), durable=True).seq == kept[-1] + 1
 
 
 def test_a_torn_tail_is_cut_off_at_every_length(tmp_path: Path) -> None:
@@ -122,7 +134,7 @@ def test_a_torn_tail_is_cut_off_at_every_length(tmp_path: Path) -> None:
         assert [record.seq for record in read_all(tmp_path)] == [1, 2]
         journal = FileJournal(tmp_path)
         assert f"cut {cut - len(last)} bytes" in journal.repaired
-        assert journal.append(note(7), durable=True) == 3
+        assert journal.append(note(7), durable=True).seq == 3
         journal.close()
         assert [record.event.at_s for record in read_all(tmp_path)] == [0.0, 1.0, 7.0]
 
@@ -143,7 +155,7 @@ def test_a_first_write_that_was_cut_is_no_journal_to_read_but_one_to_go_on_with(
         list(read_all(tmp_path))
     assert str(said.value) == f"{tmp_path}: no whole record in 00000001.jsonl; give the folder of a journal"
     journal = FileJournal(tmp_path)
-    assert journal.append(note(1), durable=True) == 1
+    assert journal.append(note(1), durable=True).seq == 1
     journal.close()
     assert [record.seq for record in read_all(tmp_path)] == [1]
 
@@ -237,7 +249,7 @@ def test_a_full_disk_is_transient_and_leaves_no_half_line(tmp_path: Path, monkey
     with pytest.raises(Transient, match="the disk is full: free some space"):
         journal.append(note(2), durable=True)
     monkeypatch.undo()
-    assert journal.append(note(3), durable=True) == 2
+    assert journal.append(note(3), durable=True).seq == 2
     assert [record.event.at_s for record in journal.read()] == [1.0, 3.0]
 
 
@@ -248,7 +260,7 @@ from autoscaler.adapters.journal import FileJournal
 from autoscaler.core.events import PolicyRefused
 journal = FileJournal(Path(sys.argv[1]))
 while True:
-    durable = journal.append(PolicyRefused(at_s=1.0, problems=("x" * 3000,)), durable=True)
+    durable = journal.append(PolicyRefused(at_s=1.0, problems=("x" * 3000,)), durable=True).seq
     sys.stdout.write(f"{durable}\\n")
     sys.stdout.flush()
     for n in range(3):

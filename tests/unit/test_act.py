@@ -19,6 +19,7 @@ from autoscaler.core.events import (
     LaunchGranted,
     LaunchRefused,
     LaunchTried,
+    Record,
 )
 from autoscaler.core.model import Drain, Launch, Offering, Plan, Terminate
 from autoscaler.core.reasons import ReasonCode, why
@@ -288,7 +289,7 @@ def test_a_journal_that_cannot_be_written_stops_the_launch_before_the_call() -> 
     stage = Stage(offering("a"))
 
     class Full(MemoryJournal):
-        def append(self, event: Event, *, durable: bool) -> int:
+        def append(self, event: Event, *, durable: bool) -> Record:
             if isinstance(event, LaunchTried):
                 raise Transient("disk full")
             return super().append(event, durable=durable)

@@ -244,18 +244,18 @@ class Mortal(MemoryJournal):
     power_cut = False
     durable_count = 0
 
-    def append(self, event: Event, *, durable: bool) -> int:
+    def append(self, event: Event, *, durable: bool) -> Record:
         dying = len(self.records) + 1 == self.dies_at
         if dying:
             self.dies_at = 0
         if dying and not self.after:
             self._die()
-        number = super().append(event, durable=durable)
+        record = super().append(event, durable=durable)
         if durable:
-            self.durable_count = number
+            self.durable_count = record.seq
         if dying:
             self._die()
-        return number
+        return record
 
     def _die(self) -> None:
         if self.power_cut:
@@ -362,7 +362,7 @@ def test_a_journal_that_cannot_be_written_fails_the_tick_and_the_next_one_goes_o
     class Full(MemoryJournal):
         full = True
 
-        def append(self, event: Event, *, durable: bool) -> int:
+        def append(self, event: Event, *, durable: bool) -> Record:
             if self.full and isinstance(event, Planned):
                 raise Transient("disk full")
             return super().append(event, durable=durable)

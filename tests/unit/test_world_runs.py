@@ -55,6 +55,12 @@ def test_a_crashed_controller_restarts_from_its_journal(tmp_path: Path) -> None:
     assert report.launches.granted == 1
 
 
+def test_a_journal_on_disk_changes_nothing(tmp_path: Path) -> None:
+    """Files are read back for every event, memory keeps the events themselves: both must decide the same."""
+    made = scenario(row("od", {"steps": [[0, 3], [600, 1]]}), rps=6.0, faults=[fault("dry", 100, 100)])
+    assert simulate(made, "ours", 1, journal=tmp_path) == simulate(made, "ours", 1)
+
+
 def test_a_journal_is_written_once(tmp_path: Path) -> None:
     simulate(scenario(duration_s=60.0), "ours", 1, journal=tmp_path)
     with pytest.raises(Misconfigured, match="holds a journal already"):
