@@ -241,6 +241,48 @@ def predict(
 
 
 @app.command()
+def recommend(
+    model: Annotated[str | None, typer.Option(metavar="M", help="A model of the catalogue.")] = None,
+    goal: Annotated[str | None, typer.Option(metavar="GOAL", help="latency, throughput or cost.")] = None,
+    rps: Annotated[float | None, typer.Option(metavar="R", help="Requests per second.")] = None,
+    input_tokens: Annotated[float | None, typer.Option(metavar="I", help="Mean of a prompt.")] = None,
+    output_tokens: Annotated[float | None, typer.Option(metavar="O", help="Mean of an answer.")] = None,
+    input_p99: Annotated[float | None, typer.Option(metavar="N", help="99th percentile of prompts.")] = None,
+    prefix_share: Annotated[float, typer.Option(metavar="F", help="Part of prompts that the cache holds.")] = 0.0,
+    ttft_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit on the first token.")] = None,
+    tpot_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit on each further one.")] = None,
+    e2e_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit on the whole answer.")] = None,
+    fraction: Annotated[float | None, typer.Option(metavar="F", help="Of requests inside every limit.")] = None,
+    instance_types: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Types, families or GPUs; all by default.")
+    ] = None,
+    precisions: Annotated[str | None, typer.Option(metavar="A,B", help="bf16, fp8, …; all by default.")] = None,
+    tp: Annotated[int | None, typer.Option(metavar="N", help="Only this tensor parallelism.")] = None,
+    region: Annotated[str, typer.Option(help="Whose prices and scarcity count.")] = "us-east-1",
+    market: Annotated[str, typer.Option(help="on_demand, spot or block: whose price counts.")] = "on_demand",
+    max_usd_per_h: Annotated[float | None, typer.Option(metavar="USD", help="Of all instances together.")] = None,
+    measure: Annotated[str | None, typer.Option(metavar="URL", help="Measure this OpenAI endpoint first.")] = None,
+    served_model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name there.")] = None,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="The endpoint may be elsewhere.")] = False,
+    from_journal: Annotated[
+        Path | None, typer.Option(parser=_folder, metavar="DIR", help="Traffic, model and limits of a recorded run.")
+    ] = None,
+    service: Annotated[str | None, typer.Option(metavar="UNIT/SERVICE", help="Whose traffic in the journal.")] = None,
+    policies: Annotated[
+        Path | None, typer.Option(parser=_folder, metavar="DIR", help="Its catalogue/ overrides ours.")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Rows of the table.")] = 12,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write cost against latency as one page.")] = None,
+    json_file: Json = None,
+) -> None:
+    """Which engine shapes serve a model's traffic within its limits, best first, and the variants to paste."""
+    given = locals()
+    from autoscaler.commands.recommend import Given, recommend_command
+
+    raise typer.Exit(recommend_command(Given(**given)))
+
+
+@app.command()
 def check(
     folder: Folder,
     resolved: Annotated[
@@ -289,6 +331,8 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
 
     others = {
         "forecast": _forecast_schema,
+        "predict": _predict_schema,
+        "recommend": _recommend_schema,
         "report": _report_schema,
         "scenario": _scenario_schema,
         "scoreboard": _scoreboard_schema,
@@ -300,6 +344,18 @@ def _forecast_schema() -> dict[str, Any]:
     from autoscaler.commands.forecast import ForecastReport
 
     return ForecastReport.model_json_schema()
+
+
+def _predict_schema() -> dict[str, Any]:
+    from autoscaler.commands.predict import PredictReport
+
+    return PredictReport.model_json_schema()
+
+
+def _recommend_schema() -> dict[str, Any]:
+    from autoscaler.commands.recommend_view import RecommendReport
+
+    return RecommendReport.model_json_schema()
 
 
 def _report_schema() -> dict[str, Any]:

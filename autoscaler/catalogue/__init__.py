@@ -3,7 +3,7 @@
 from .load import load_catalogue
 from .model import Catalogue
 from .resolve import Resolved, located, resolve, written_by
-from .shapes import CatalogueProblems, ShapeProblem, gpu_timing, one_shape, shapes
+from .shapes import CatalogueProblems, ShapeProblem, gpu_timing, one_shape, shapes, sync_share
 
 __all__ = [
     "Catalogue",
@@ -16,5 +16,6 @@ __all__ = [
     "one_shape",
     "resolve",
     "shapes",
+    "sync_share",
     "written_by",
 ]

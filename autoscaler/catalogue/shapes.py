@@ -14,7 +14,7 @@ from policies.model import PolicySet, Service, Variant
 from policies.problems import suggestion
 from serve_apps.timing import Timing
 
-from .model import Catalogue, Gpu, InstanceType, Measurement, ModelCard, Precision
+from .model import Catalogue, Gpu, InstanceType, Measurement, ModelCard, Precision, Roofline
 
 USABLE_MEMORY_FRACTION = 0.9  # vLLM's gpu_memory_utilization
 ENGINE_MEMORY_BYTES = 3e9  # a GPU: CUDA context, activations, graphs
@@ -221,6 +221,18 @@ def _timing(place: _Place, catalogue: Catalogue) -> Timing:
     )
 
 
+def sync_share(model: str, variant: Variant, step_s: float, catalogue: Catalogue) -> float:
+    """The share of a decode step of `step_s` that a variant's GPUs spend exchanging, by the roofline's estimate."""
+    card, ranks = catalogue.models[model], variant.tp * variant.nodes_per_replica
+    return min(1.0, _exchange_s(card, ranks, catalogue.roofline) / step_s)
+
+
+def _exchange_s(card: ModelCard, ranks: int, roof: Roofline) -> float:
+    """Seconds a step that GPUs take to exchange: all-reduces between ranks, tokens between experts."""
+    moe = card.experts > 1
+    return card.layers * (roof.tp_step_s_per_layer * (ranks > 1) + roof.moe_step_s_per_layer_and_rank * ranks * moe)
+
+
 def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
     """The estimate: active weights and KV at a fraction of the bandwidth, prefill at a fraction of the tensor rate."""
     roof, card, ranks = catalogue.roofline, place.card, place.variant.tp * place.variant.nodes_per_replica
@@ -232,9 +244,8 @@ def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
     if place.variant.precision == "fp8" and place.gpu.fp8 and not moe:  # the other fraction was seen in FP8
         fraction *= roof.fp8_prefill_gain
     token_s = 2.0 * card.active_params_b * 1e9 / (ranks * place.gpu.bf16_tflops * 1e12 * fraction)
-    layer_s = roof.tp_step_s_per_layer * (ranks > 1) + roof.moe_step_s_per_layer_and_rank * ranks * moe
     return Timing(
-        a_s=active / (bandwidth * roof.decode_bandwidth_fraction) + layer_s * card.layers,
+        a_s=active / (bandwidth * roof.decode_bandwidth_fraction) + _exchange_s(card, ranks, roof),
         b_s_per_seq=token_s / 4.0,  # a decode step's arithmetic mostly hides behind its reads
         c_s_per_ktoken=1000.0 * card.kv_bytes_per_token / (bandwidth * roof.kv_bandwidth_fraction),
         prefill_tps=1.0 / token_s,
