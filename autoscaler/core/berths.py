@@ -5,6 +5,7 @@ May not do I/O or read a clock. `Berth`, `Purse` and `Need` change while one pla
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -36,19 +37,27 @@ class Option:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Berth:
-    """A usable instance. `present` names, by application, the replicas led from it now: each by its other instances."""
+    """A usable instance. `present` names, by application, the replicas led from it now, each by its other instances;
+    the first `ready` of them serve.
+    """
 
     instance_id: str
     offering: Offering
     joined: bool
     launched_at_s: float
     present: dict[str, tuple[tuple[str, ...], ...]]
+    ready: Mapping[str, int] = field(default_factory=dict)
     pace: float = 1.0  # how many times longer a step takes here than elsewhere
     seats: int = 0
     free_gpus: int = 0
 
     def __post_init__(self) -> None:
         self.free_gpus = self.offering.gpus
+
+    @property
+    def sunk(self) -> bool:
+        """Whether it is paid for in use or not."""
+        return self.offering.market in SUNK
 
     @property
     def usd_per_gpu_h(self) -> float:
@@ -77,6 +86,11 @@ class Seat:
     def joined(self) -> bool:
         """Whether all of it is in the cluster."""
         return all(berth.joined for berth in self.berths)
+
+    @property
+    def sunk(self) -> bool:
+        """Whether giving it up would save nothing."""
+        return all(berth.sunk for berth in self.berths)
 
     @property
     def steady(self) -> bool:

@@ -131,6 +131,7 @@ def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s
                     joined=instance.state is InstanceState.JOINED,
                     launched_at_s=instance.launched_at_s,
                     present=presence.led.get(key, {}),
+                    ready=presence.ready.get(key, {}),
                     pace=slow.get(key, 1.0),
                 )
             )

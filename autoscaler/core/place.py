@@ -47,15 +47,18 @@ def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: 
             orders.append(order)
     for need in needs:
         _preempt(need, needs, shelf)
+    needed = [need.replicas for need in needs]
     for need in needs:
         _linger(need, shelf)
+    for need, count in zip(needs, needed, strict=True):
+        orders += _return(need, need.replicas - count, shelf, beliefs, now_s)
     return tuple(orders)
 
 
-def _preference(berth: Berth) -> tuple[bool, float, int, float, str]:
-    """In the cluster first, then cheap, then busy (so that the others empty), then old."""
+def _preference(berth: Berth) -> tuple[bool, bool, float, int, float, str]:
+    """In the cluster first, then paid for anyway, cheap, busy (so that the others empty), old."""
     busy = sum(map(len, berth.present.values()))
-    return (not berth.joined, berth.usd_per_gpu_h, -busy, berth.launched_at_s, berth.instance_id)
+    return (not berth.joined, not berth.sunk, berth.usd_per_gpu_h, -busy, berth.launched_at_s, berth.instance_id)
 
 
 def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
@@ -66,17 +69,21 @@ def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
 
 
 def _keep(need: Need, shelf: list[Berth]) -> None:
-    """A replica that is there goes only when the demand has fallen clearly below what needs it: noise moves nothing."""
-    for option, group in _present(need, _steady_first(need, shelf), shelf):
+    """A replica that is there goes only when the demand has fallen clearly below what needs it: noise moves nothing.
+
+    Those that serve are kept before those that load, wherever they are.
+    """
+    standing = list(_present(need, _steady_first(need, shelf), shelf))
+    for option, group, _ in sorted(standing, key=lambda row: not row[2]):
         if need.missing(option, STILLNESS) and _all_fit(need, option, group) and not need.give(option, group):
             return
 
 
 def _linger(need: Need, shelf: list[Berth]) -> None:
     """Replicas stay where the instance is paid for whether used or not and nobody else was given its place."""
-    sunk = [berth for berth in shelf if berth.offering.market in SUNK and berth.free_gpus]
+    sunk = [berth for berth in shelf if berth.sunk and berth.free_gpus]
     seated = Counter((seat.option.app, seat.berths[0].instance_id) for seat in need.seats)
-    for option, group in _present(need, sunk, sunk):
+    for option, group, _ in _present(need, sunk, sunk):
         key = (option.app, group[0].instance_id)
         if seated[key]:
             seated[key] -= 1
@@ -84,20 +91,57 @@ def _linger(need: Need, shelf: list[Berth]) -> None:
             need.give(option, group)
 
 
-def _present(need: Need, leads: list[Berth], shelf: list[Berth]) -> Iterator[tuple[Option, tuple[Berth, ...]]]:
-    """The replicas of `need` that run wholly on the shelf now, with their berths, led from `leads` in that order."""
+def _return(need: Need, moving: int, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> list[Order]:
+    """Begin to move from what is paid by use to what is paid for anyway: load there first, leave when that serves.
+
+    A successor is one replica more than the demand until it is ready; then `_keep` prefers it, and the other goes.
+    `moving` of them are on their way.
+    """
+    leaving = sum(not seat.sunk for seat in need.seats)
+    sunk = [berth for berth in shelf if berth.sunk and berth.joined and berth.free_gpus]
+    for berth in sunk:
+        for option in need.options:
+            while moving < leaving and need.replicas < need.entry.max_replicas:
+                group = _group(need, option, berth, sunk)
+                if not group or not need.give(option, group):
+                    break
+                moving += 1
+    coming = any(berth.sunk and not berth.joined for berth in shelf)
+    if moving >= leaving or coming or need.replicas >= need.entry.max_replicas:
+        return []
+    open_now, _ = _ranked_offers(need, beliefs, now_s)
+    paid = [row for row in open_now if row[3].market in SUNK]
+    return [_order_paid(need, leaving - moving, paid)] if paid else []
+
+
+def _order_paid(need: Need, replicas: int, paid: list[tuple[float, str, Option, Offering]]) -> Order:
+    """Instances of reservations for so many replicas; nobody is seated on them before they are there."""
+    _, _, option, offering = paid[0]
+    return Order(
+        service=need.demand.service,
+        variant=option.shape.variant,
+        count=ceil(replicas * option.shape.nodes / (offering.gpus // option.shape.gpus)),
+        alternates=tuple(dict.fromkeys(row[3].offering for row in paid)),
+        reasons=(why(ReasonCode.PAID_ANYWAY, offering.offering, replicas=replicas),),
+    )
+
+
+def _present(need: Need, leads: list[Berth], shelf: list[Berth]) -> Iterator[tuple[Option, tuple[Berth, ...], bool]]:
+    """The replicas of `need` that are wholly on the shelf now, with their berths and whether they serve, led from
+    `leads` in that order.
+    """
     by_id: dict[str, Berth] = {}
     mine = {option.app for option in need.options}
     for berth in leads:
         if mine.isdisjoint(berth.present):
             continue
         for option in need.options:
-            for others in berth.present.get(option.app, ()):
+            for number, others in enumerate(berth.present.get(option.app, ())):
                 if others and not by_id:
                     by_id = {one.instance_id: one for one in shelf}
                 group = (berth, *(by_id[other] for other in others if other in by_id))
                 if len(group) == 1 + len(others):
-                    yield option, group
+                    yield option, group, number < berth.ready.get(option.app, 0)
 
 
 def _grow(need: Need, shelf: list[Berth]) -> None:

@@ -17,6 +17,7 @@ class ReasonCode(StrEnum):
     DECLARED_EVENT = "declared_event"  # expected_rps
     BACKLOG = "backlog"  # queued, extra_rps
     KV_PRESSURE = "kv_pressure"  # kv_fraction, limit, extra_rps
+    COVERAGE_BREACH = "coverage_breach"  # coverage, wanted
     NO_HISTORY = "no_history"  # samples
     METRICS_MISSING = "metrics_missing"  # held_replicas
     CAPACITY_PER_REPLICA = "capacity_per_replica"  # rps, batch, utilisation
@@ -35,6 +36,7 @@ class ReasonCode(StrEnum):
     PLACED = "placed"  # placed, wanted
     WAITS_FOR_INSTANCE = "waits_for_instance"  # starting_gpus, missing_gpus
     CHEAPEST = "cheapest"  # usd_per_h, usd_per_h_per_rps
+    PAID_ANYWAY = "paid_anyway"  # replicas that move there
     COOLING_DOWN = "cooling_down"  # refusals, until_s
     BREAKER_OPEN = "breaker_open"  # strikes, until_s
     ONLY_COOLING_LEFT = "only_cooling_left"  # offerings

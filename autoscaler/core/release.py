@@ -33,12 +33,13 @@ class Moored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
-    """Replicas on instances. `led` names, by instance and application, replicas by their other instances; `occupied`
-    are all instances with any replica, stopping ones included.
+    """Replicas on instances. `led` names, by instance and application, replicas by their other instances, those that
+    are ready first; `ready` counts these. `occupied` are all instances with any replica, stopping ones included.
     """
 
     replicas: tuple[Moored, ...]
     led: dict[str, dict[str, tuple[tuple[str, ...], ...]]]
+    ready: dict[str, Counter[str]]
     occupied: frozenset[str]
 
     @classmethod
@@ -46,8 +47,9 @@ class Presence:
         """Those of a view; a replica without a place is nowhere."""
         replicas: list[Moored] = []
         led: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {}
+        ready: dict[str, Counter[str]] = {}
         occupied: set[str] = set()
-        for row in serving.replicas:
+        for row in sorted(serving.replicas, key=lambda row: row.state != "ready"):
             if not row.instance_id:
                 continue
             instances = (row.instance_id, *row.also_on)
@@ -57,7 +59,8 @@ class Presence:
                 replicas.append(Moored(app=app, service=row.service, instances=instances, ready=row.state == "ready"))
                 here = led.setdefault(row.instance_id, {})
                 here[app] = (*here.get(app, ()), row.also_on)
-        return cls(replicas=tuple(replicas), led=led, occupied=frozenset(occupied))
+                ready.setdefault(row.instance_id, Counter())[app] += row.state == "ready"
+        return cls(replicas=tuple(replicas), led=led, ready=ready, occupied=frozenset(occupied))
 
     def by_service(self) -> dict[str, int]:
         """Replicas of each service."""

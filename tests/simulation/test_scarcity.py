@@ -291,6 +291,19 @@ def test_what_is_paid_for_is_filled_first(market: str) -> None:
     assert scene.grants() == [("paid", 1)]
 
 
+def test_work_returns_to_a_reservation_that_has_room_again_and_is_never_without_a_replica() -> None:
+    """kubernetes-on-aws#11623: a paid reservation does not idle while on-demand runs; make before break."""
+    scene = Scene([unit(service())], [offering("paid", 9.0, market="odcr", count=0), offering("od", 1.0)])
+    scene.load(CHAT, 0.0)
+    scene.run(300)
+    assert scene.running() == ["od"]
+    scene.cloud.set_supply("paid", 1)
+    for _ in range(120):
+        scene.run(10)
+        assert scene.ready(CHAT) >= 1
+    assert scene.running() == ["paid"]
+
+
 def test_a_block_near_its_end_is_closed_and_its_replica_moves() -> None:
     """karpenter-aws#8362: no relaunch into an expiring block; the successor is ready 40 minutes before the end."""
     scene = Scene([unit(service())], [offering("block", 1.0, market="block"), offering("od", 2.0)])

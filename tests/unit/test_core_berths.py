@@ -169,3 +169,53 @@ def test_a_replica_stays_while_the_demand_is_within_five_percent_of_needing_it()
     fresh = need(rps=3.9)
     place((fresh,), [berth(f"i-{n}", a) for n in range(3)], beliefs(a), 0.0)
     assert fresh.replicas == 2, "but none is added for it"
+
+
+def on(market: str, name: str, ready: int | None = None, seats: int = 1) -> Berth:
+    """An instance of a reservation or bought by the hour, with one replica that serves (1) or loads (0), or none."""
+    app: Running = {} if ready is None else {"u.chat.v": ((),) * seats}
+    return berth(name, offer(name, market=market), app, ready={"u.chat.v": ready or 0})
+
+
+def test_a_successor_is_loaded_where_it_is_paid_for_anyway_before_the_other_leaves() -> None:
+    bought, paid = on("on_demand", "i-od", ready=1), on("odcr", "i-cr")
+    chat = need(rps=2.0)
+    assert place((chat,), [bought, paid], EMPTY, 0.0) == ()
+    assert seats(chat) == [("i-od",), ("i-cr",)]
+
+
+def test_while_the_successor_loads_the_other_stays_and_then_goes() -> None:
+    loading = need(rps=1.5)
+    place((loading,), [on("on_demand", "i-od", ready=1), on("block", "i-cb", ready=0)], EMPTY, 0.0)
+    assert seats(loading) == [("i-od",), ("i-cb",)]
+    moved = need(rps=1.5)
+    place((moved,), [on("on_demand", "i-od", ready=1), on("block", "i-cb", ready=1)], EMPTY, 0.0)
+    assert seats(moved) == [("i-cb",)]
+
+
+def test_no_more_moves_than_the_bounds_allow() -> None:
+    full = need(rps=4.0, max_replicas=2)
+    place((full,), [on("on_demand", "i-1", ready=1), on("on_demand", "i-2", ready=1), on("odcr", "i-cr")], EMPTY, 0.0)
+    assert seats(full) == [("i-1",), ("i-2",)]
+    capped = need(rps=2.0, quota=8)
+    place((capped,), [on("on_demand", "i-1", ready=1), on("odcr", "i-cr")], EMPTY, 0.0)
+    assert seats(capped) == [("i-1",)]
+
+
+def test_a_reservation_that_nobody_uses_is_asked_for_what_runs_elsewhere() -> None:
+    chat = need(rps=4.0, markets=("odcr", "on_demand"))
+    shelf = [on("on_demand", "i-1", ready=1), on("on_demand", "i-2", ready=1)]
+    known = beliefs(offer("cr", market="odcr"), offer("od"))
+    (order,) = place((chat,), shelf, known, 0.0)
+    assert (order.count, order.alternates) == (2, ("cr",))
+    assert [(r.code, r.subject, r.numbers) for r in order.reasons] == [
+        (ReasonCode.PAID_ANYWAY, "cr", why(ReasonCode.PAID_ANYWAY, replicas=2).numbers)
+    ]
+    again = [on("on_demand", "i-1", ready=1), on("on_demand", "i-2", ready=1)]
+    assert place((need(rps=4.0),), again, beliefs(offer("od")), 0.0) == ()
+
+
+def test_replicas_that_serve_are_kept_before_those_that_load() -> None:
+    chat = need(rps=1.5)
+    place((chat,), [on("on_demand", "i-1", ready=0), on("on_demand", "i-2", ready=1)], EMPTY, 0.0)
+    assert seats(chat) == [("i-2",)]
