@@ -1,0 +1,157 @@
+"""`qm recommend --measure`: an endpoint that keeps the law is found out by its clients, and what is none is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from autoscaler.cli import app
+from autoscaler.commands.measure import check_url, measure, served_model
+from autoscaler.commands.outcome import BadInput
+from autoscaler.sizing.fit import prior_law
+from serve_apps.timing import Timing
+
+STEP_S, STEP_S_PER_SEQ, PREFILL_S = 0.015, 0.002, 0.02
+PRIOR = Timing(a_s=0.03, b_s_per_seq=0.001, c_s_per_ktoken=0.0001, prefill_tps=5000.0)
+
+
+class Endpoint(ThreadingHTTPServer):
+    """An OpenAI endpoint whose tokens take STEP_S and STEP_S_PER_SEQ for each request in flight."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, models: tuple[str, ...], answers: bool) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.models, self.answers = models, answers
+        self.lock = threading.Lock()
+        self.running = 0
+        self.prompts: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def log_message(self, *args: Any) -> None:
+        """Silent."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": name} for name in self.server.models]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self.server.answers:
+            self.send_error(503)
+            return
+        with self.server.lock:
+            self.server.running += 1
+            self.server.prompts.append(asked["prompt"])
+        self.send_response(200)
+        self.end_headers()
+        time.sleep(PREFILL_S)
+        for _ in range(asked["max_tokens"]):
+            time.sleep(STEP_S + STEP_S_PER_SEQ * self.server.running)
+            self._frame({"choices": [{"text": "a"}]})
+        words = len(asked["prompt"].split())
+        self._frame({"choices": [], "usage": {"prompt_tokens": words, "completion_tokens": asked["max_tokens"]}})
+        self.wfile.write(b"data: [DONE]\n\n")
+        with self.server.lock:
+            self.server.running -= 1
+
+    def _frame(self, frame: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(frame)}\n\n".encode())
+        self.wfile.flush()
+
+
+@contextmanager
+def endpoint(*models: str, answers: bool = True) -> Iterator[Endpoint]:
+    server = Endpoint(models, answers)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_clients_find_the_law_of_the_engine_behind_the_endpoint() -> None:
+    with endpoint("m") as server:
+        found = measure(server.url, "m", 20.0, 8.0, prior_law(PRIOR))
+    assert [level.concurrency for level in found.levels] == [1, 2, 4, 8]
+    assert [level.requests for level in found.levels] == [3, 6, 12, 24]
+    assert all(level.failed == 0 and level.output_tokens == 8.0 for level in found.levels)
+    assert found.levels[0].tpot_s == pytest.approx(STEP_S + STEP_S_PER_SEQ, rel=0.25)
+    assert max(abs(error) for error in found.tpot_errors) < 0.25
+    assert len({prompt.split()[0] for prompt in server.prompts}) == len(server.prompts)  # no prefix cache can help
+
+
+def test_the_command_recommends_from_what_it_measured() -> None:
+    with endpoint("own-name") as server:
+        words = ["--model", "quartermaster/sim-llama", "--goal", "cost", "--rps", "3", "--input-tokens", "20"]
+        more = ["--output-tokens", "4", "--measure", server.url, "--instance-types", "g6.2xlarge", "--fraction", ".9"]
+        done = CliRunner().invoke(app, ["recommend", *words, *more])
+    assert done.exit_code == 0, done.output
+    assert "8 at a time: 24 requests" in done.stdout
+    assert "measured at the endpoint" in done.stdout
+
+
+def test_several_engines_cannot_be_measured_as_one() -> None:
+    with endpoint("m") as server:
+        words = ["--model", "Qwen/Qwen3-8B", "--goal", "cost", "--rps", "3", "--input-tokens", "20"]
+        done = CliRunner().invoke(app, ["recommend", *words, "--output-tokens", "4", "--measure", server.url])
+    assert done.exit_code == 2
+    assert "different ones are considered; name the type it is on with --instance-types" in done.stderr
+    assert not server.prompts
+
+
+def test_an_endpoint_that_does_not_answer_is_said() -> None:
+    with (
+        endpoint("m", answers=False) as server,
+        pytest.raises(BadInput, match=r"gives no answer to measure .*HTTP 503"),
+    ):
+        measure(server.url, "m", 20.0, 8.0, prior_law(PRIOR))
+
+
+def test_the_model_is_the_one_asked_for_or_the_only_one() -> None:
+    with endpoint("a", "b") as server:
+        assert served_model(server.url + "/v1", "b") == "b"
+        with pytest.raises(BadInput, match="serves a, b, not c; say --served-model"):
+            served_model(server.url, "c")
+    with pytest.raises(BadInput, match="does not list its models"):
+        served_model(server.url, "c")  # gone
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://[::1]:8000/v1", "https://localhost"])
+def test_this_machine_may_be_measured(url: str) -> None:
+    check_url(url, allow_remote=False)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1", "http://localhost.example.com", "http://0.0.0.0:8000"])
+def test_another_machine_only_when_said(url: str) -> None:
+    with pytest.raises(BadInput, match="is not on this machine"):
+        check_url(url, allow_remote=False)
+    check_url(url, allow_remote=True)
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "file:///etc/passwd", "http://", "http://[x", "http://a:b"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="is no web address"):
+        check_url(url, allow_remote=True)
