@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from autoscaler.catalogue import Catalogue, load_catalogue
-from autoscaler.commands.outcome import OK, check_file, check_json, write_json
+from autoscaler.commands.outcome import OK, BadInput, check_file, check_json, write_json
 from autoscaler.sizing.closed_loop import answer
 from autoscaler.sizing.engines import Known, laws, unknown
 from autoscaler.sizing.score import Errors, Score, scores
@@ -64,6 +64,8 @@ def predict_command(given: Given) -> int:
     """Runs `qm predict`; returns the exit code. Raises BadInput or Problems for anything that cannot be used."""
     check_json(given.json_file)
     check_file("--predictions", given.predictions)
+    if given.predictions.exists() and given.table.exists() and given.predictions.samefile(given.table):
+        raise BadInput(f"--predictions {given.predictions}: is the table itself; give another file")
     catalogue = load_catalogue(given.policies)
     table = read_table(given.table)
     fitted = table.rows if given.fit is None else (*read_table(given.fit).rows, *table.rows)

@@ -171,16 +171,16 @@ def _names(given: Given, model: str, goal: str, catalogue: Catalogue) -> Iterabl
 
 
 def _numbers(given: Given, rps: float | None, input_tokens: float | None, output_tokens: float | None) -> Iterable[str]:
-    needed = (
-        ("--rps", rps, "zero traffic needs no replica (min_replicas or scale_to_zero in the policy); "),
-        ("--input-tokens", input_tokens, ""),
-        ("--output-tokens", output_tokens, ""),
-    )
-    for option, value, hint in needed:
-        if value is None:
-            yield f"{option}: is missing; give a number above 0, or --from-journal"
-        elif not 0.0 < value <= MOST_RPS:
-            yield f"{option} {value:g}: {hint if value == 0.0 else ''}give a number above 0 and up to {MOST_RPS:,.0f}"
+    hint = "zero traffic needs no replica (min_replicas or scale_to_zero in the policy); "
+    if rps is None:
+        yield "--rps: is missing; give a number above 0, or --from-journal"
+    elif not 0.0 < rps <= MOST_RPS:
+        yield f"--rps {rps:g}: {hint if rps == 0.0 else ''}give a number above 0 and up to {MOST_RPS:,.0f}"
+    for option, tokens in (("--input-tokens", input_tokens), ("--output-tokens", output_tokens)):
+        if tokens is None:
+            yield f"{option}: is missing; give a number from 1, or --from-journal"
+        elif not 1.0 <= tokens < math.inf:
+            yield f"{option} {tokens:g}: give a finite number, 1 or more"
     limits = (
         ("--ttft-s", given.ttft_s),
         ("--tpot-s", given.tpot_s),

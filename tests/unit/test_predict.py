@@ -154,6 +154,25 @@ def test_a_table_that_cannot_be_used_is_refused_with_every_problem(name: str, tm
     assert not (tmp_path / "out.csv").exists()
 
 
+def test_the_table_itself_is_not_written_over(tmp_path: Path) -> None:
+    table = write(tmp_path / "t.csv", "Qwen/Qwen3-8B,l4,bf16,1000,100,8,1,,")
+    before = table.read_bytes()
+    done = CliRunner().invoke(app, ["predict", str(table), "--predictions", str(table)])
+    assert done.exit_code == 2
+    assert "is the table itself; give another file" in done.stderr
+    assert table.read_bytes() == before
+
+
+def test_gpus_that_multiply_in_fp8_prefill_dense_models_faster_in_it() -> None:
+    def speed(precision: str, system: str) -> float:
+        known = prior(EngineKey("Qwen/Qwen3-8B", system, precision, 1), CATALOGUE)
+        assert known is not None
+        return known.law.timing.prefill_tps
+
+    assert speed("fp8", "h100_sxm") == pytest.approx(1.6 * speed("bf16", "h100_sxm"))
+    assert speed("fp8", "a10g") == speed("bf16", "a10g")
+
+
 @pytest.mark.data
 def test_rows_kept_back_of_the_measured_table_are_predicted(qm_data: Path) -> None:
     table = read_table(qm_data / "perf" / "vllm_measured_ttft_tpot.csv")

@@ -231,7 +231,7 @@ REFUSED = {
     "no such GPU": ({"instance_types": "tpu"}, "--instance-types tpu: is no instance type, family or GPU of the catalogue; known families and GPUs: a100-40gb"),
     "zero traffic": ({"rps": "0"}, "--rps 0: zero traffic needs no replica"),
     "no rate": ({"rps": None}, "--rps: is missing"),
-    "negative": ({"input_tokens": "-5"}, "--input-tokens -5: give a number above 0"),
+    "negative": ({"input_tokens": "-5"}, "--input-tokens -5: give a finite number, 1 or more"),
     "no number": ({"rps": "nan"}, "--rps nan: give a number above 0"),
     "goal": ({"goal": "speed"}, "--goal speed: is none; choose one of latency, throughput, cost"),
     "region": ({"region": "us-east-9"}, "--region us-east-9: has no prices in the catalogue; did you mean"),
