@@ -118,10 +118,10 @@ class Calibration:
     """The iteration law of one application as its engines show it (core.calibrate).
 
     `factors` multiply the constants of `prior`, in the order of `calibrate.CONSTANTS`; `cov` is their covariance, row
-    by row. `timing` is `prior` with the factors applied. Widths are relative standard deviations: of a decode step at
-    twice the load last seen, and of a prefill. `ticks` counts the observations since learning began, or began anew.
-    `rise` and `fall` are the drift test's sums for decode and prefill; `before` are the factors in force at its alarm,
-    until what moved is known.
+    by row. What decisions use follows them in steps: `timing` is `prior` with factors applied, the widths are relative
+    standard deviations, of a decode step at twice the load last seen and of a prefill. `ticks` counts the observations
+    since learning began, or began anew. `rise` and `fall` are the drift test's sums for decode and prefill; `before`
+    are the factors in force at its alarm, until what moved is known.
     """
 
     prior: Timing

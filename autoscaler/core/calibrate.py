@@ -30,7 +30,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from serve_apps.timing import Timing
+from serve_apps.timing import Timing, decode_step_s, prefill_s
 from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, Calibration, Drift, Pace
@@ -48,7 +48,7 @@ FACTOR_MIN, FACTOR_MAX = 0.1, 10.0
 PRIOR_SPREAD_MIN = 0.3  # a catalogue that is sure of itself can still be told otherwise
 NOISE = (0.03, 0.08)  # relative, of one engine's token time and prefill time over one window
 SAMPLING = (0.1, 0.15)  # of one step, of one request: shrinks with the root of their number
-CROWDING = 0.3  # relative error of the share that other prompts have in a prefill
+CROWDING = 0.6  # relative error of the share that other prompts have in a prefill
 COMMON_NOISE = 0.02  # of the law itself, the same for all engines of an application
 RELAX_S = 86_400.0
 HUBER = 1.5
@@ -60,6 +60,7 @@ SLOW_AT, SLOW_OVER = 1.25, 1.12  # named from here on, and cleared below there
 PACE_TICKS, PACE_MEMORY = 4, 12
 
 QUANTILE_Z = 0.84  # decisions use the 80th percentile of the predicted step time,
+STILL = 0.03
 MARGIN_WIDTH_MAX = 0.15  # but no more than this width: more would plan for limits that are missed by doubt alone
 CHUNK_TOKENS = 8192.0  # prompt tokens per step
 TINY_S = 1e-9
@@ -76,10 +77,12 @@ def timing_for(beliefs: Beliefs, shape: Shape, *, z: float = QUANTILE_Z) -> Timi
     """The shape's timing as learnt, every time at `z` standard deviations above its mean (0: the mean itself)."""
     known = _known(beliefs, shape)
     if known is None:
-        margin = 1.0 + z * min(shape.uncertainty, MARGIN_WIDTH_MAX)
-        return slower(shape.timing, margin)
-    decode, prefill = (1.0 + z * min(width, MARGIN_WIDTH_MAX) for width in (known.width, known.prefill_width))
-    return slower(known.timing, decode, prefill)
+        return slower(shape.timing, _margin(shape.uncertainty, z))
+    return slower(known.timing, _margin(known.width, z), _margin(known.prefill_width, z))
+
+
+def _margin(width: float, z: float) -> float:
+    return 1.0 + z * min(width, MARGIN_WIDTH_MAX)
 
 
 def reasons_for(beliefs: Beliefs, shape: Shape) -> tuple[Reason, ...]:
@@ -87,12 +90,18 @@ def reasons_for(beliefs: Beliefs, shape: Shape) -> tuple[Reason, ...]:
     known = _known(beliefs, shape)
     if known is None:
         return ()
-    named = dict(zip(CONSTANTS, known.factors, strict=True))
+    named = dict(zip(CONSTANTS, _factors(known), strict=True))
     learnt = why(ReasonCode.CALIBRATED, width=known.width, ticks=known.ticks, **named)
     if known.drift is None:
         return (learnt,)
     moved = known.drift
     return (learnt, why(ReasonCode.DRIFTED, moved.constant, ratio=moved.ratio, at_s=moved.at_s))
+
+
+def _factors(known: Calibration) -> tuple[float, ...]:
+    """What the constants in use are of the prior's (1 where the prior has none)."""
+    pairs = zip(_constants(known.timing)[:5], _constants(known.prior)[:5], strict=True)
+    return tuple(used / prior if prior > 0.0 else 1.0 for used, prior in pairs)
 
 
 def slow_instances(beliefs: Beliefs) -> dict[str, float]:
@@ -313,23 +322,30 @@ def _step(
     after = (after + after.transpose(0, 2, 1)) / 2.0
     moved = np.clip(factors + (after @ pull[:, :, None])[:, :, 0], FACTOR_MIN, FACTOR_MAX)
     scored = _scores(sums)
-    widths = _widths(read, moved, after)
+    load, planned, widths = _planned(read, moved, after)
     flat, factor_rows = after.reshape(-1, 25).tolist(), moved.tolist()
     rows = []
     for i, (shape, was) in enumerate(zip(read.shapes, known, strict=True)):
-        now = replace(
-            was,
-            timing=_applied(shape.timing, factor_rows[i]),
-            factors=tuple(factor_rows[i]),
-            cov=tuple(flat[i]),
-            width=float(widths[i, 0]),
-            prefill_width=float(widths[i, 1]),
-            ticks=was.ticks + 1,
-        )
+        now = replace(was, factors=tuple(factor_rows[i]), cov=tuple(flat[i]), ticks=was.ticks + 1)
+        if was.ticks == 0 or _has_moved(was, load[i], planned[i]):
+            timing = _applied(shape.timing, factor_rows[i])
+            now = replace(now, timing=timing, width=widths[i][0], prefill_width=widths[i][1])
         if named[i]:  # until now a slow node had a say
             now = _anew(now, prior[i])
         rows.append((shape, _tested(now, scored[i], prior[i], at_s)))
     return rows
+
+
+def _has_moved(held: Calibration, load: list[float], planned: list[float]) -> bool:
+    """Whether what is planned on the law has moved by more than `STILL` since decisions were last given it.
+
+    Every reading moves the law by a little, and a fleet whose size follows each of these steps never stands still.
+    """
+    batch, kv, prompt = load
+    step_s = decode_step_s(held.timing, batch, kv) * _margin(held.width, QUANTILE_Z)
+    fill_s = prefill_s(held.timing, prompt) * _margin(held.prefill_width, QUANTILE_Z)
+    low, high = 1.0 - STILL, 1.0 + STILL
+    return not (low * step_s <= planned[0] <= high * step_s and low * fill_s <= planned[1] <= high * fill_s)
 
 
 def _applied(prior: Timing, factors: Sequence[float]) -> Timing:
@@ -344,8 +360,10 @@ def _applied(prior: Timing, factors: Sequence[float]) -> Timing:
     )
 
 
-def _widths(read: _Readings, factors: F8, cov: F8) -> F8:
-    """Relative standard deviations (apps, 2) of a decode step at twice the mean load of this tick, and of a prefill."""
+def _planned(read: _Readings, factors: F8, cov: F8) -> tuple[list[list[float]], list[list[float]], list[list[float]]]:
+    """Of each application: a load (twice the mean batch and KV tokens of this tick, and the mean prompt), the seconds
+    of a step and of a prefill there as decisions would plan them, and their relative standard deviations.
+    """
     counts = np.bincount(read.app)
     batch, kv, prompt = (np.bincount(read.app, weights=read.seen[:, i]) / counts for i in (1, 2, 5))
     terms = np.zeros((len(counts), 2, 5))
@@ -355,8 +373,10 @@ def _widths(read: _Readings, factors: F8, cov: F8) -> F8:
     mean = np.einsum("aki,ai->ak", terms, factors)
     mean[:, 0] += read.laws[:, 5] * (1.0 - read.laws[:, 6] ** (2.0 * batch))
     variance = np.einsum("aki,aij,akj->ak", terms, cov, terms)
-    widths: F8 = np.sqrt(variance) / np.maximum(mean, TINY_S)
-    return widths
+    widths = np.sqrt(variance) / np.maximum(mean, TINY_S)
+    planned = mean * (1.0 + QUANTILE_Z * np.minimum(widths, MARGIN_WIDTH_MAX))
+    load = np.stack([2.0 * batch, 2.0 * kv, np.maximum(1.0, prompt)], axis=1)
+    return load.tolist(), planned.tolist(), widths.tolist()
 
 
 # ---- drifts ---------------------------------------------------------------------------------------------------------

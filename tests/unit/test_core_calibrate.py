@@ -179,8 +179,26 @@ def test_the_reason_carries_what_was_learnt() -> None:
     figures = dict(reason.numbers)
     assert reason.code is ReasonCode.CALIBRATED
     assert figures["decode_base"] == pytest.approx(2.0, rel=0.1)
-    assert [figures[name] for name in CONSTANTS] == list(rig.learnt.factors)
+    used = rig.timing()
+    assert figures["decode_base"] == used.a_s / rig.prior.a_s
+    assert figures["batch_slope"] == used.b_s_per_seq / rig.prior.b_s_per_seq
+    assert figures["kv_slope"] == used.c_s_per_ktoken / rig.prior.c_s_per_ktoken
+    assert figures["prefill_fixed"] == used.prefill_fixed_s / rig.prior.prefill_fixed_s
+    assert figures["prefill_rate"] == pytest.approx(rig.prior.prefill_tps / used.prefill_tps, rel=1e-12)
     assert (figures["width"], figures["ticks"]) == (rig.learnt.width, 23.0)
+
+
+def test_decisions_see_the_law_move_in_steps_and_stand_still_between_them() -> None:
+    rig = Rig(prior=scaled(TRUE, decode_base=1.5))
+    rig.run(300.0, 0.5)
+    seen = set()
+    for _ in range(120):
+        rig.run(10.0, 0.5)
+        seen.add((rig.timing(), rig.learnt.width))
+        learnt = TRUE.a_s * 1.5 * rig.learnt.factors[0]
+        assert rig.timing().a_s == pytest.approx(learnt, rel=0.15)
+    assert len(seen) <= 6
+    assert abs(tpot_error(rig.timing(), 0.5)) < 0.05
 
 
 def test_another_catalogue_begins_anew() -> None:
