@@ -28,6 +28,8 @@ CONSTANTS = ("a_s", "b_s_per_seq", "c_s_per_ktoken", "moe_w_s", "prefill_tps")
 FP8_SCALES = ("fp8_block", "fp8_static", "fp8_tensor")
 NOISE = re.compile(r"meta-|-instruct|-chat|-hf|-v0\.\d|[^a-z0-9.]")
 GPU_ENDINGS = re.compile(r"[_-](sxm|pcie|nvl|80gb|141gb)$")
+IGNORANCE = 3.0  # times as wide a prior where the catalogue knows neither model nor GPU
+MOST_RANKS, MOST_NODES = 64, 16
 SMALLEST_KV_TOKENS = 16_384  # of an engine that was measured although its weights do not fit by the catalogue
 
 
@@ -96,8 +98,8 @@ def prior(key: EngineKey, catalogue: Catalogue) -> Known | None:
     found = names(key, catalogue)
     if found.model is None or found.gpu is None or found.precision is None:
         return None
-    ranks = max(key.tp, key.moe_tp * key.moe_ep)
-    timing, source, measured = gpu_timing(found.model, found.gpu, ranks, found.precision, key.pp, catalogue)
+    ranks, nodes = min(max(key.tp, key.moe_tp * key.moe_ep), MOST_RANKS), min(key.pp, MOST_NODES)
+    timing, source, measured = gpu_timing(found.model, found.gpu, ranks, found.precision, nodes, catalogue)
     timing = replace(timing, kv_capacity_tokens=max(timing.kv_capacity_tokens, SMALLEST_KV_TOKENS))
     return Known(prior_law(timing), source if measured else f"roofline: {source}", roofline=not measured)
 
@@ -119,8 +121,9 @@ def laws(keys: Iterable[EngineKey], rows: Sequence[Row], catalogue: Catalogue) -
 
 
 def _fitted(rows: Sequence[Row], known: Known | None) -> Known:
-    base = known.law if known is not None else _ignorant(rows)
-    return Known(fit([row.point for row in rows], base), f"fitted to {len(rows)} measured rows")
+    points = [row.point for row in rows]
+    law = fit(points, known.law) if known is not None else fit(points, _ignorant(rows), doubt=IGNORANCE)
+    return Known(law, f"fitted to {len(rows)} measured rows")
 
 
 def _ignorant(rows: Sequence[Row]) -> Law:

@@ -54,9 +54,9 @@ def prior_law(timing: Timing) -> Law:
     return Law(replace(timing, prefill_fixed_s=fixed), float(max(1, timing.kv_capacity_tokens)), FIRST_WAVE)
 
 
-def fit(points: Sequence[Point], prior: Law) -> Law:
+def fit(points: Sequence[Point], prior: Law, doubt: float = 1.0) -> Law:
     """The law that explains `points` best. Rows with more requests than the engine runs at a time are left out: what
-    they measured depends on how the benchmark was stopped. Without points the prior itself.
+    they measured depends on how the benchmark was stopped. Without points the prior itself. `doubt` widens the prior.
     """
     used = [point for point in points if point.load.concurrency <= prior.timing.max_num_seqs]
     if not used:
@@ -65,7 +65,7 @@ def fit(points: Sequence[Point], prior: Law) -> Law:
 
     names = tuple(name for name in PRIOR_SD if name != "moe_w_s" or prior.timing.moe_w_s > 0.0)
     start = np.array([log(max(_value(prior, name), LEAST)) for name in names])
-    spread = np.array([PRIOR_SD[name] for name in names])
+    spread = doubt * np.array([PRIOR_SD[name] for name in names])
 
     def residuals(theta: Floats) -> Floats:
         law = _law(prior, names, theta)

@@ -154,6 +154,12 @@ def test_a_table_that_cannot_be_used_is_refused_with_every_problem(name: str, tm
     assert not (tmp_path / "out.csv").exists()
 
 
+def test_an_engine_larger_than_any_policy_allows_is_still_estimated() -> None:
+    known = prior(EngineKey("deepseek-ai/DeepSeek-V3", "h200_sxm", "fp8", 8, 32, 16, 1, 128), CATALOGUE)
+    assert known is not None
+    assert known.roofline
+
+
 def test_the_table_itself_is_not_written_over(tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", "Qwen/Qwen3-8B,l4,bf16,1000,100,8,1,,")
     before = table.read_bytes()
