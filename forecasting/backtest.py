@@ -58,7 +58,7 @@ def predict(
         out[row] = forecaster.forecast(state)[0]
         if step is not None:
             step(int(row))
-    return out, forecaster.members(state)[0]
+    return out, [forecaster.member(state, 0, k) for k in range(len(forecaster.leads_s))]
 
 
 def with_points(forecaster: Forecaster) -> Forecaster:

@@ -12,8 +12,9 @@ Pure; may not import a clock, a random generator, or anything that does I/O. Inc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,17 @@ PRIOR_SIGMA, PRIOR_WEIGHT = 0.15, 10.0
 RIDGE, TRAIN_DAYS = 1.0, 3.0
 WEIGHT_RATE, WEIGHT_DAYS = 0.1, 2.0
 TRACK_RATE = 0.001
+BY_AGE = ("centres", "spoken")  # arrays whose first axis is bins ago, not services
 CEILING = 3.0  # times the largest rate of a week: nothing is forecast beyond
 
 
 @dataclass(frozen=True)
 class Forecaster:
-    """What is asked for; knows nothing. Leads and commitment are seconds; quantiles rise."""
+    """What is asked for; knows nothing. Leads and commitment are seconds; quantiles rise.
+
+    `windows` are the (first, last) bins ahead of each lead's window, both inside [lead, lead + commitment] and at least
+    one; `horizon` is how many bins ahead any of them reaches.
+    """
 
     bin_s: float
     leads_s: Sequence[float]
@@ -40,24 +46,21 @@ class Forecaster:
     quantiles: Sequence[float] = (0.5, 0.9, 0.95, 0.99)
     season_s: float = 86_400.0
     grid: Grid = field(init=False)
+    windows: tuple[tuple[int, int], ...] = field(init=False)
+    horizon: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grid", Grid(self.bin_s, self.season_s))
+        object.__setattr__(self, "windows", self._windows())
+        object.__setattr__(self, "horizon", max(last for _, last in self.windows))
 
-    @property
-    def windows(self) -> tuple[tuple[int, int], ...]:
-        """(first, last) bin ahead of each lead's window, both inside [lead, lead + commitment], at least one bin."""
+    def _windows(self) -> tuple[tuple[int, int], ...]:
         held = self.commitment_s if isinstance(self.commitment_s, Sequence) else [self.commitment_s] * len(self.leads_s)
         rows = []
         for lead, commitment in zip(self.leads_s, held, strict=True):
             first = max(1, int(np.ceil(lead / self.bin_s - 1e-9)))
             rows.append((first, max(first, int((lead + commitment) / self.bin_s + 1e-9))))
         return tuple(rows)
-
-    @property
-    def horizon(self) -> int:
-        """Bins ahead that any window reaches."""
-        return max(last for _, last in self.windows)
 
     def empty(self, n: int) -> State:
         """State of `n` series that nothing is known of."""
@@ -81,6 +84,7 @@ class Forecaster:
             "offset": np.zeros((*rows, len(levels))),
             "width": np.zeros(rows),
             "covered": np.tile(levels, (*rows, 1)),
+            "windows": np.zeros(rows),
             "answer": np.full((*rows, len(levels)), np.nan),
         }
 
@@ -111,12 +115,19 @@ class Forecaster:
         """[n, leads, quantiles] of the maximum over each lead's window, in the rate's own unit; NaN before any bin."""
         return np.maximum(0.0, state["answer"])
 
-    def members(self, state: State) -> list[list[str]]:
-        """[n][leads] the member that carries the most weight at the highest quantile but one (or the only one)."""
-        k = max(0, len(self.quantiles) - 2)
-        weight = _softmax(WEIGHT_RATE * state["regret"][:, :, k])
-        by_member = weight.reshape(*weight.shape[:2], len(COMBINED), -1).sum(axis=-1)
-        return [[COMBINED[e] for e in row] for row in by_member.argmax(axis=-1)]
+    def member(self, state: Mapping[str, npt.NDArray[Any]], row: int, lead: int) -> str:
+        """The member that carries the most weight at the highest quantile but one (or the only one)."""
+        weight = _softmax(WEIGHT_RATE * state["regret"][row, lead, max(0, len(self.quantiles) - 2)])
+        return COMBINED[int(weight.reshape(len(COMBINED), -1).sum(axis=-1).argmax())]
+
+    def joined(self, state: State, n: int) -> State:
+        """The state with `n` more series at the end, which nothing is known of."""
+        fresh = self.empty(n)
+        if not state:
+            return fresh
+        rows = {key: (state[key], value) for key, value in fresh.items() if key != "index"}
+        axis = {key: 1 if key in BY_AGE else 0 for key in rows}
+        return {"index": state["index"]} | {key: np.concatenate(pair, axis=axis[key]) for key, pair in rows.items()}
 
     def _pass(self, state: State, before: int, index: int) -> State:
         """Bins that nobody saw, at once: windows that they cut are never learnt, and their slots are unknown."""
@@ -156,7 +167,7 @@ class Forecaster:
         day = self.grid.season
         learnt = {
             key: new[key].copy()
-            for key in ("gram", "moment", "cells", "edges", "regret", "loss", "offset", "width", "covered")
+            for key in ("gram", "moment", "cells", "edges", "regret", "loss", "offset", "width", "covered", "windows")
         }
         for k, (first, last) in enumerate(self.windows):
             window = new["rates"][:, self.horizon - (last - first + 1) :]
@@ -194,6 +205,7 @@ class Forecaster:
         width = np.where(ok, spoken[:, -1] - spoken[:, 0], 0.0)
         step = np.where(row["width"] > 0, 0.02, 1.0)
         row["width"][:] = np.where(ok, row["width"] + step * (width - row["width"]), row["width"])
+        row["windows"][:] += ok
         hit = (real[:, None] <= spoken).astype(np.float64)
         move = TRACK_RATE * row["width"][:, None] * (qs - hit)
         row["offset"][:] = np.where(ok[:, None], np.maximum(0.0, row["offset"] + move), row["offset"])

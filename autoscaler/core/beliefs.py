@@ -15,6 +15,7 @@ from serve_apps.timing import Timing
 from .events import Forecast
 from .lifecycle import InstanceState
 from .model import Offering, Plan, Shape
+from .series import SeriesBelief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,7 @@ class Beliefs:
     paces: dict[str, Pace] = field(default_factory=dict)  # by instance
     turn: int = 0  # which part of a large fleet is read next
     forecasts: dict[str, Forecast] = field(default_factory=dict)  # by service
+    series: SeriesBelief = field(default_factory=SeriesBelief)
     last_plan: Plan | None = None
 
 

@@ -1,12 +1,16 @@
-"""How much load each service must be ready for, at the end of the time it takes to get capacity.
+"""How much load each service must be ready for, from the end of the time it takes to get capacity.
 
 Pure; may not do I/O or read a clock. The lead is measured (boots and loads seen, at P90) with the catalogue's priors
 until then. A backlog is demand only at the rate that clears it within one lead: counting it whole is how others ask
 for forty replicas where eight are needed.
+
+The long forecaster speaks once it has been tested on enough windows; until then, and while the last minute lies above
+its band, the short forecast does. A band that covered too little of late is replaced by the widest one.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from forecasting.baselines import short_forecast
@@ -19,9 +23,14 @@ from .events import Forecast
 from .model import Demand
 from .reasons import Reason, ReasonCode, why
 from .restrain import held_rps
+from .series import QUANTILES, LongForecast, long_forecast, mix_ahead
 
 QUANTILE: dict[Goal, float] = {"latency": 0.95, "throughput": 0.8, "cost": 0.5}
 FORECAST_QUANTILES = (0.5, 0.8, 0.95)
+TESTED_WINDOWS = 30.0  # realised windows before the long forecaster is believed
+BREACH = 0.85  # recent coverage of the .95 quantile below which its band is not believed
+AWAKE = 0.05  # of the mean rate: a silent service whose median forecast is below this sleeps on
+SHORT, WIDEST = "level_trend", "widest"
 
 
 def lead_s(beliefs: Beliefs, service: str) -> float:
@@ -37,10 +46,48 @@ def forecast(beliefs: Beliefs, now_s: float) -> tuple[Forecast, ...]:
         known = beliefs.services.get(service, ServiceBelief())
         lead = lead_s(beliefs, service)
         rates = [(row.at_s, row.arrival_rps) for row in known.history]
-        quantiles = short_forecast(rates, now_s, lead, FORECAST_QUANTILES)
-        if quantiles:
-            made.append(Forecast(service=service, lead_s=lead, quantiles=quantiles, member="level_trend"))
+        short = short_forecast(rates, now_s, lead, FORECAST_QUANTILES)
+        if short:
+            inputs, outputs = mix_ahead(beliefs.series, service, lead)
+            row = Forecast(service=service, lead_s=lead, quantiles=short, member=SHORT)
+            row = replace(row, input_tokens=inputs, output_tokens=outputs)
+            made.append(_with_long(row, long_forecast(beliefs.series, service, lead)))
     return tuple(made)
+
+
+def _with_long(short: Forecast, long: LongForecast | None) -> Forecast:
+    """The long forecast where it may speak, never below what is seen already."""
+    if long is None or long.windows < TESTED_WINDOWS:
+        return short
+    rates = dict(zip(QUANTILES, long.rates, strict=True))
+    now = dict(short.quantiles)
+    if now[0.5] <= 0.0 and rates[0.5] < AWAKE * long.mean:
+        return short  # silence is not amplified by what the band allows, only by what is expected
+    said = {q: rates[q] for q in FORECAST_QUANTILES}
+    member, breached = long.member, long.coverage < BREACH
+    if breached:
+        said = {q: max(rates[0.99], now[q]) if q > 0.5 else rate for q, rate in said.items()}
+        member = WIDEST
+    elif now[0.5] > rates[0.95]:
+        said = {q: max(rate, now[q]) for q, rate in said.items()}
+        member = SHORT
+    return replace(
+        short,
+        quantiles=tuple(said.items()),
+        member=member,
+        commitment_s=long.commitment_s,
+        coverage=long.coverage,
+        breached=breached,
+    )
+
+
+def mix(beliefs: Beliefs, service: str) -> tuple[float, float]:
+    """(input, output) tokens a request to be ready for: as seen, or as forecast where that is longer. 0 is unknown."""
+    known = beliefs.services.get(service, ServiceBelief())
+    made = beliefs.forecasts.get(service)
+    if made is None:
+        return known.input_tokens, known.output_tokens
+    return max(known.input_tokens, made.input_tokens), max(known.output_tokens, made.output_tokens)
 
 
 def demands(policy: PolicySet, beliefs: Beliefs, replicas_now: dict[str, int], now_s: float) -> tuple[Demand, ...]:
@@ -55,6 +102,7 @@ def _demand(service: str, entry: Service, beliefs: Beliefs, replicas_now: int, n
     rps, reasons = _rps(service, entry, beliefs, known, quantile, lead, now_s)
     held, hold_reasons = held_rps(known.planned, rps, lead, entry.goal, now_s)
     floor, floor_reasons = _floor(entry, known, replicas_now)
+    inputs, outputs = mix(beliefs, service)
     return Demand(
         service=service,
         quantile=quantile,
@@ -62,8 +110,8 @@ def _demand(service: str, entry: Service, beliefs: Beliefs, replicas_now: int, n
         unheld_rps=rps,
         arrival_rps=held,
         replicas_floor=floor,
-        prefill_tps=held * known.input_tokens,
-        decode_tps=held * known.output_tokens,
+        prefill_tps=held * inputs,
+        decode_tps=held * outputs,
         reasons=(*reasons, *hold_reasons, *floor_reasons),
     )
 
@@ -80,7 +128,11 @@ def _rps(
         rps, reasons = 0.0, (why(ReasonCode.NO_HISTORY, samples=len(known.history)),)
     else:
         rps = dict(made.quantiles)[quantile]
-        reasons = (why(ReasonCode.FORECAST_QUANTILE, arrival_rps=rps, quantile=quantile, lead_s=made.lead_s),)
+        reasons = (
+            why(ReasonCode.FORECAST_QUANTILE, made.member, arrival_rps=rps, quantile=quantile, lead_s=made.lead_s),
+        )
+        if made.breached:
+            reasons = (*reasons, why(ReasonCode.COVERAGE_BREACH, coverage=made.coverage or 0.0, wanted=0.95))
     if known.queued > 0.0:
         extra = known.queued / max(lead, 1.0)
         rps, reasons = rps + extra, (*reasons, why(ReasonCode.BACKLOG, queued=known.queued, extra_rps=extra))

@@ -60,12 +60,23 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """One service's forecast of its arrival rate at `lead_s` from `at_s`; pairs are (quantile, requests/s)."""
+    """One service's forecast of its largest arrival rate in [`lead_s`, `lead_s + commitment_s`] from `at_s`; pairs are
+    (quantile, requests/s).
+
+    `member` carries the most weight; `coverage` is what its .95 quantile covered of late (None: not known yet), and
+    `breached` says that this was too little and the widest honest band is used. Tokens a request are those expected at
+    the end of the lead, 0 where nothing is known.
+    """
 
     service: str
     lead_s: float
     quantiles: tuple[tuple[float, float], ...]
     member: str
+    commitment_s: float = 0.0
+    coverage: float | None = None
+    breached: bool = False
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from . import calibrate, coldstart
+from . import calibrate, coldstart, series
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -347,7 +347,7 @@ def _learn_loads(beliefs: Beliefs, seen: Observation) -> Beliefs:
         return replace(beliefs, services=services)
     for load in seen.loads:
         services[load.service] = _learn_load(services.get(load.service, ServiceBelief()), load, seen.at_s)
-    return replace(beliefs, services=services)
+    return replace(beliefs, services=services, series=series.observe(beliefs.series, seen.loads, seen.at_s))
 
 
 def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> ServiceBelief:
