@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
@@ -23,9 +23,12 @@ from autoscaler.sizing.closed_loop import Law, Load, answer
 from autoscaler.sizing.fit import Point, fit
 
 LEVELS = (1, 2, 4, 8)
-ROUNDS = 4  # requests a client sends one after the other at each level; the first is not counted
+PASSES = 2  # through all levels, up and down, so that what drifts meanwhile does not look like a law
+REQUESTS = 16  # of a level and pass at least; a client sends three at least, of which the first is not counted
 MOST_S = 240.0
+LEVEL_S = MOST_S / (PASSES * len(LEVELS) + 2)
 REQUEST_S = 120.0
+DOUBT = 3.0  # the endpoint's machine may be any: what it shows outweighs the catalogue
 MOST_TOKENS = 512  # of a prompt or an answer: a measurement, not a benchmark
 WORDS = ("plan", "node", "load", "wait", "grow", "keep", "time", "size")
 
@@ -55,11 +58,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All levels, the law fitted to them, and the error of its TPOT at each level when that level was left out."""
+    """All levels, the law fitted to them, and what it says of each: seconds, (TTFT, TPOT).
+
+    `unseen` is the same from a law that was fitted without the level.
+    """
 
     levels: tuple[Level, ...]
     law: Law
-    tpot_errors: tuple[float, ...]
+    said: tuple[tuple[float, float], ...]
+    unseen: tuple[tuple[float, float], ...]
 
 
 def check_url(url: str, *, allow_remote: bool) -> None:
@@ -93,11 +100,14 @@ def measure(url: str, model: str, input_tokens: float, output_tokens: float, pri
     prompt, output = max(1, round(cut * input_tokens)), max(2, round(cut * output_tokens))
     levels = asyncio.run(_levels(url.rstrip("/").removesuffix("/v1"), model, prompt, output))
     points = [_point(level) for level in levels]
-    errors = []
-    for at, level in enumerate(levels):
-        rest = points[:at] + points[at + 1 :]
-        errors.append(answer(fit(rest, prior), _point(level).load)[1] / level.tpot_s - 1.0)
-    return Measurement(levels, fit(points, prior), tuple(errors))
+    law = fit(points, prior, doubt=DOUBT)
+    others = [fit(points[:at] + points[at + 1 :], prior, doubt=DOUBT) for at in range(len(points))]
+    return Measurement(
+        levels,
+        law,
+        tuple(answer(law, point.load) for point in points),
+        tuple(answer(other, point.load) for other, point in zip(others, points, strict=True)),
+    )
 
 
 def _point(level: Level) -> Point:
@@ -106,46 +116,75 @@ def _point(level: Level) -> Point:
 
 
 async def _levels(url: str, model: str, prompt: int, output: int) -> tuple[Level, ...]:
-    found: list[Level] = []
-    deadline_s = time.monotonic() + MOST_S
+    """Each level's requests of all passes. Levels that the time does not suffice for are left out, the largest first."""
+    seen: dict[int, list[Answered]] = {}
+    errors: dict[int, list[str]] = {}
+    ends_s = time.monotonic() + MOST_S
     async with httpx.AsyncClient(
         base_url=url, trust_env=False, timeout=httpx.Timeout(REQUEST_S, connect=5.0)
     ) as client:
-        for concurrency in LEVELS:
-            if found and time.monotonic() > deadline_s - MOST_S / 4:
-                break
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline_s - time.monotonic()):
-                    found.append(await _level(client, model, prompt, output, concurrency))
-            except TimeoutError:
-                if not found:
-                    raise BadInput(f"--measure {url}: gave no figures within {MOST_S:g} s; is it overloaded?") from None
-                break
-    return tuple(found)
+        try:
+            async with asyncio.timeout(MOST_S):
+                words = await _words(client, model, prompt, output)
+                for turn in range(PASSES):
+                    for level in LEVELS if turn % 2 == 0 else LEVELS[::-1]:
+                        if time.monotonic() > ends_s - LEVEL_S:
+                            break
+                        answers, failed = await _level(client, model, words, output, level, turn)
+                        seen.setdefault(level, []).extend(answers)
+                        errors.setdefault(level, []).extend(failed)
+        except TimeoutError:
+            pass
+    levels = [_summary(level, seen[level], errors[level]) for level in sorted(seen)]
+    found = tuple(level for level in levels if level is not None)
+    if not found:
+        first = next((text for texts in errors.values() for text in texts), f"no whole answer within {MOST_S:g} s")
+        raise BadInput(f"--measure {url}: gives no answer to measure ({first[:200]}); check URL and --model")
+    return found
 
 
-async def _level(client: httpx.AsyncClient, model: str, prompt: int, output: int, concurrency: int) -> Level:
+async def _words(client: httpx.AsyncClient, model: str, prompt: int, output: int) -> int:
+    """How many words make `prompt` tokens there. Also wakes the engine: its first answers are not like the others."""
+    counted = 0
+    for turn in range(2):
+        try:
+            seen = await _ask(client, model, _text(prompt, f"first.{turn}"), output)
+        except (httpx.HTTPError, ValueError, LookupError):
+            return prompt  # the levels will say what is wrong
+        counted = seen.input_tokens
+    return max(1, round(prompt * prompt / max(1, counted)))
+
+
+async def _level(
+    client: httpx.AsyncClient, model: str, words: int, output: int, concurrency: int, turn: int
+) -> tuple[list[Answered], list[str]]:
+    """What `concurrency` clients see that each send one request after the other; and errors, in words."""
     answers: list[Answered] = []
     errors: list[str] = []
+    ends_s = time.monotonic() + LEVEL_S
 
     async def caller(number: int) -> None:
-        for turn in range(ROUNDS):
-            text = _text(prompt, f"{concurrency}.{number}.{turn}")
+        for at in range(max(3, REQUESTS // concurrency)):
+            if at >= 2 and time.monotonic() > ends_s:
+                return
             try:
-                seen = await _ask(client, model, text, output)
+                seen = await _ask(client, model, _text(words, f"{turn}.{concurrency}.{number}.{at}"), output)
             except (httpx.HTTPError, ValueError, LookupError) as error:
                 errors.append(f"{type(error).__name__}: {error}")
                 continue
-            if turn:  # the first finds caches cold and all others starting too
+            if at:  # at the first, all others start too
                 answers.append(seen)
 
     async with asyncio.TaskGroup() as group:
         for number in range(concurrency):
             group.create_task(caller(number))
+    return answers, errors
+
+
+def _summary(concurrency: int, answers: Sequence[Answered], errors: Sequence[str]) -> Level | None:
     speeds = [seen.tpot_s for seen in answers if seen.tpot_s]
     if not speeds:
-        why = errors[0] if errors else "answers of fewer than two tokens"
-        raise BadInput(f"--measure {client.base_url}: gives no answer to measure ({why[:200]}); check URL and --model")
+        return None
     return Level(
         concurrency,
         len(answers),
@@ -214,14 +253,3 @@ def served_model(url: str, model: str) -> str:
     if len(names) == 1:
         return names[0]
     raise BadInput(f"--measure {url}: serves {', '.join(names) or 'nothing'}, not {model}; say --served-model")
-
-
-def lines(found: Measurement) -> Iterable[str]:
-    """The measurement in words, one level a line."""
-    for level, error in zip(found.levels, found.tpot_errors, strict=True):
-        failed = f", {level.failed} failed" if level.failed else ""
-        yield (
-            f"{level.concurrency} at a time: {level.requests} requests{failed}, {level.input_tokens:.0f} + "
-            f"{level.output_tokens:.0f} tokens, TTFT {level.ttft_s * 1e3:.1f} ms, TPOT {level.tpot_s * 1e3:.2f} ms; "
-            f"predicted from the other levels {error:+.1%}"
-        )

@@ -10,14 +10,14 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from autoscaler.catalogue import Catalogue, load_catalogue
 from autoscaler.catalogue.model import Precision
 from autoscaler.commands.outcome import OK, BadInput, check_file, check_json, write_json
-from autoscaler.commands.recommend_view import RecommendReport, page, print_report, report_of
+from autoscaler.commands.recommend_view import MeasuredLevel, RecommendReport, page, print_report, report_of
 from autoscaler.core.capacity import Mix
 from autoscaler.sizing.candidates import TP, Candidate, Rejected, candidates
 from autoscaler.sizing.fit import prior_law
@@ -72,7 +72,7 @@ def recommend_command(given: Given) -> int:
         check_file("--html", given.html)
     catalogue = load_catalogue(given.policies)
     wanted = _wanted(given, catalogue)
-    said: tuple[str, ...] = ()
+    said: tuple[MeasuredLevel, ...] = ()
     if given.measure is not None:
         wanted, said = _measured(given, wanted, catalogue)
     started = time.perf_counter()
@@ -291,9 +291,9 @@ def _unreachable(fit: Sequence[Candidate]) -> str:
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
-def _measured(given: Given, wanted: Wanted, catalogue: Catalogue) -> tuple[Wanted, tuple[str, ...]]:
-    """The question with the law that the endpoint shows, and the measurement in words."""
-    from autoscaler.commands.measure import check_url, lines, measure, served_model
+def _measured(given: Given, wanted: Wanted, catalogue: Catalogue) -> tuple[Wanted, tuple[MeasuredLevel, ...]]:
+    """The question with the law that the endpoint shows, and the measurement."""
+    from autoscaler.commands.measure import check_url, measure, served_model
 
     assert given.measure is not None
     check_url(given.measure, allow_remote=given.allow_remote)
@@ -301,7 +301,13 @@ def _measured(given: Given, wanted: Wanted, catalogue: Catalogue) -> tuple[Wante
     name = given.served_model or served_model(given.measure, wanted.model)
     sys.stderr.write(f"measuring {name} at {given.measure}: up to 8 requests at a time, four minutes at most\n")
     found = measure(given.measure, name, wanted.mix.input_tokens, wanted.mix.output_tokens, prior_law(prior))
-    return replace(wanted, law=found.law.timing), tuple(lines(found))
+    levels = tuple(
+        MeasuredLevel(
+            **asdict(level), predicted_ttft_s=said[0], predicted_tpot_s=said[1], predicted_unseen_tpot_s=unseen[1]
+        )
+        for level, said, unseen in zip(found.levels, found.said, found.unseen, strict=True)
+    )
+    return replace(wanted, law=found.law.timing), levels
 
 
 def _prior(wanted: Wanted, catalogue: Catalogue) -> Timing:

@@ -51,6 +51,21 @@ class Ranked(BaseModel):
     source: str
 
 
+class MeasuredLevel(BaseModel):
+    """What clients saw at one concurrency, what the fitted law says of it, and what one fitted without it says."""
+
+    concurrency: int
+    requests: int
+    failed: int
+    input_tokens: float
+    output_tokens: float
+    ttft_s: float
+    tpot_s: float
+    predicted_ttft_s: float
+    predicted_tpot_s: float
+    predicted_unseen_tpot_s: float
+
+
 class RecommendReport(BaseModel):
     """What `qm recommend --json` writes. `ranked` is best first for the goal; `variants` is the block to paste."""
 
@@ -61,7 +76,7 @@ class RecommendReport(BaseModel):
     shapes_considered: int
     feasible: int
     wall_s: float
-    measured: tuple[str, ...]
+    measured: tuple[MeasuredLevel, ...]
     ranked: tuple[Ranked, ...]
     variants: str
 
@@ -71,7 +86,7 @@ def report_of(
     considered: int,
     wanted: Wanted,
     catalogue: Catalogue,
-    measured: tuple[str, ...],
+    measured: tuple[MeasuredLevel, ...],
     *,
     wall_s: float,
 ) -> RecommendReport:
@@ -129,8 +144,8 @@ def print_report(report: RecommendReport, top: int) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, WIDTH)  # a row that is cut says nothing
-    for line in report.measured:
-        console.print(line, markup=False)
+    for level in report.measured:
+        console.print(_level_words(level), markup=False)
     console.print(
         f"{report.shapes_considered} shapes considered, {report.feasible} serve {report.rps:g} requests/s of "
         f"{report.model} within the limits; best first for {report.goal}, * on the front of cost against latency",
@@ -146,6 +161,17 @@ def print_report(report: RecommendReport, top: int) -> None:
     if any(row.source.startswith("roofline") for row in shown):
         console.print("roofline: estimated from the GPU's data sheet, never measured; see qm recommend --measure")
     console.print(report.variants, markup=False)
+
+
+def _level_words(level: MeasuredLevel) -> str:
+    failed = f", {level.failed} failed" if level.failed else ""
+    seen = f"{level.input_tokens:.0f} + {level.output_tokens:.0f} tokens, TTFT {level.ttft_s * 1e3:.1f} ms"
+    errors = (said / level.tpot_s - 1.0 for said in (level.predicted_tpot_s, level.predicted_unseen_tpot_s))
+    law, unseen = (f"{error:+.1%}" for error in errors)
+    return (
+        f"{level.concurrency} at a time: {level.requests} requests{failed}, {seen}, TPOT {level.tpot_s * 1e3:.2f} ms; "
+        f"the law says {law}, without this level {unseen}"
+    )
 
 
 def _cells(row: Ranked) -> tuple[str, ...]:
