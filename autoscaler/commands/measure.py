@@ -116,7 +116,7 @@ def _point(level: Level) -> Point:
 
 
 async def _levels(url: str, model: str, prompt: int, output: int) -> tuple[Level, ...]:
-    """Each level's requests of all passes. Levels that the time does not suffice for are left out, the largest first."""
+    """Each level's requests of all passes. What time does not suffice for is left out, larger levels first."""
     seen: dict[int, list[Answered]] = {}
     errors: dict[int, list[str]] = {}
     ends_s = time.monotonic() + MOST_S
