@@ -42,13 +42,8 @@ POOLS = {"od-a": Pool(BIG, A), "od-b": Pool(BIG, B), "spot-a": Pool(BIG, A, "spo
 def rig() -> Iterator[Rig]:
     offers = (offer("od-a"), offer("od-b", B), offer("spot-a", A, "spot"))
     limits = {("G", "on-demand"): 6 * 48}
-    often: dict[str, Any] = {
-        "spot_notice_s": 0.6,
-        "describe_every_s": 0.01,
-        "unsettled_every_s": 0.01,
-        "calls_burst": 1000,
-    }
-    with ec2(region(quotas=limits), offers=offers, **often) as made:
+    every: dict[str, Any] = {"describe_every_s": 0.01, "unsettled_every_s": 0.01}
+    with ec2(region(quotas=limits), offers=offers, spot_notice_s=0.6, calls_burst=1000, **every) as made:
 
         def set_supply(name: str, count: int) -> None:
             made.region.pools[POOLS[name]] = count
