@@ -39,11 +39,9 @@ def learn(cells: Singles, residual: Floats, keep: Floats) -> None:
     low = np.minimum(at.astype(np.int64), CELLS - 2)
     share = (at - low).astype(np.float32)
     cells *= np.where(ok, keep, 1.0).astype(np.float32)[..., None]
-    flat = cells.reshape(-1, CELLS)
-    rows = np.flatnonzero(ok.reshape(-1))
-    cell, part = low.reshape(-1)[rows], share.reshape(-1)[rows]
-    flat[rows, cell] += 1.0 - part
-    flat[rows, cell + 1] += part
+    rows = np.nonzero(ok)
+    cells[(*rows, low[rows])] += 1.0 - share[rows]
+    cells[(*rows, low[rows] + 1)] += share[rows]
 
 
 def quantiles(cells: Singles, levels: npt.NDArray[np.float64]) -> Floats:

@@ -38,6 +38,7 @@ CYCLE_STEP = 0.02
 LEVEL_STEP, TREND_STEP, DAMPING = 0.5, 0.1, 0.9
 THETA_STEP = 0.3
 BURST_DAMPING = 0.7
+BURST, BURST_LEAST, ERROR_STEP = 5.0, 0.02, 0.02  # a burst is a rise of five mean errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ def empty(n: int, grid: Grid) -> State:
         "profile": nan((n, grid.slots), np.nan),
         "level": nan(n, np.nan),
         "trend": np.zeros(n),
+        "error": np.zeros(n),
+        "alarm": np.zeros(n),
         "smooth": nan(n, np.nan),
         "drift": np.zeros(n),
         "cycle": np.zeros((n, grid.per_hour)),
@@ -177,6 +180,7 @@ def _learn_trends(new: State, z: Floats, ok: npt.NDArray[np.bool_], index: int, 
     on = ok & ~first
     before, slope = new["level"], DAMPING * new["trend"]
     level = LEVEL_STEP * flat + (1.0 - LEVEL_STEP) * (before + slope)
+    _watch(new, np.where(on, flat - before - slope, np.nan), grid)
     new["level"] = np.where(on, level, before)
     new["trend"] = np.where(on, TREND_STEP * (level - before) + (1.0 - TREND_STEP) * slope, new["trend"])
     smooth = new["smooth"] + THETA_STEP * (flat - new["smooth"])
@@ -189,6 +193,17 @@ def _learn_trends(new: State, z: Floats, ok: npt.NDArray[np.bool_], index: int, 
     new["cycle_seen"][:, k] += learn
     rate = np.maximum(CYCLE_STEP, 1.0 / np.maximum(new["cycle_seen"][:, k], 1.0))
     new["cycle"][:, k] += np.where(learn, rate * (off - new["cycle"][:, k]), 0.0)
+
+
+def _watch(new: State, surprise: Floats, grid: Grid) -> None:
+    """Raises the alarm for an hour when a bin lies far above what was expected of it; what is far is measured."""
+    ok = ~np.isnan(surprise)
+    known = new["seen"] > grid.per_hour
+    size = np.where(ok, np.abs(surprise), 0.0)
+    burst = ok & known & (surprise > BURST * np.maximum(new["error"], BURST_LEAST))
+    new["alarm"] = np.where(burst, float(grid.per_hour), np.maximum(0.0, new["alarm"] - 1.0))
+    step = np.where(ok, np.maximum(ERROR_STEP, 1.0 / np.maximum(new["seen"], 1.0)), 0.0)
+    new["error"] = new["error"] + step * (np.minimum(size, BURST * np.maximum(new["error"], BURST_LEAST)) - new["error"])
 
 
 def season(state: State, bins: npt.NDArray[np.int64], grid: Grid) -> Floats:

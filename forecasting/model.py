@@ -224,6 +224,9 @@ class Forecaster:
         said = (centres[..., None, None] + new["edges"]).reshape(*centres.shape[:2], -1, len(self.quantiles))
         weight = _softmax(WEIGHT_RATE * new["regret"])
         spoken = np.sort((weight * np.moveaxis(said, -1, -2)).sum(axis=-1) + new["offset"], axis=-1)
+        held = np.sort(centres[:, :, 0, None] + new["edges"][:, :, 0, -1], axis=-1)  # the last value and its own band
+        burst = (member["alarm"] > 0)[:, None, None]
+        spoken = np.where(burst, np.maximum(spoken, held), spoken)
         top = CEILING * np.fmax(new["highest"].max(axis=1), 0.0)[:, None, None]
         new["answer"] = np.minimum(np.exp(spoken) - members.floor(member)[:, None, None], top)
         for key, value in (("centres", centres), ("spoken", spoken)):
