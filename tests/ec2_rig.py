@@ -113,5 +113,7 @@ def ec2(
 
     with sleeping_on(clock):
         cloud = Ec2Cloud(config, clock.now_s, clients=clients, notices=notices)
-        yield Ec2Rig(server, clock, cloud)
-        cloud.close()
+        try:
+            yield Ec2Rig(server, clock, cloud)
+        finally:
+            cloud.close()

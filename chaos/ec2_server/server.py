@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,20 +27,22 @@ class Reply:
 
 @dataclass
 class Ec2Server:
-    """`lag_s()` is how old the next listing is; by default what its region says. Thread-safe."""
+    """`lag_s()` is how old the next listing is; by default what its region says. `requests` counts what was
+    sent, by region. Thread-safe.
+    """
 
     account: Account
     now_s: Callable[[], float]
     faults: list[Fault] = field(default_factory=list)
     lag_s: Callable[[Region], float] = field(default=lambda region: region.lag_s)
-    _requests: int = 0
+    requests: Counter[str] = field(default_factory=Counter)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def handle(self, region: str, body: bytes | str) -> Reply:
         """Answer one request."""
         action, params = codec.decode(body)
         with self._lock:
-            self._requests += 1
+            self.requests[region] += 1
             fault = next((each for each in self.faults if each.takes(action)), None)
             if fault is None:
                 return self._answer(region, action, params)
@@ -75,4 +78,4 @@ class Ec2Server:
             return Reply(refusal.status, codec.error(refusal.code, str(refusal), request_id))
 
     def _request_id(self) -> str:
-        return f"{self._requests:08x}-0000-0000-0000-000000000000"
+        return f"{self.requests.total():08x}-0000-0000-0000-000000000000"
