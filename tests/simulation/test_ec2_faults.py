@@ -1,7 +1,7 @@
 """Random faults on every call, through real boto3: nothing is launched twice, lost or asked for too often.
 
 The acts and the learning are the controller's own; what is wanted and given back is decided by a few lines here, so
-that a seed costs milliseconds. `$QM_EC2_SEEDS` is how many seeds run: some in every test run, 2,000 in `make proof`.
+that a seed costs milliseconds. `$QM_EC2_SEEDS` is how many seeds run, a few by default.
 """
 
 from __future__ import annotations
