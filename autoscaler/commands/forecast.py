@@ -287,27 +287,36 @@ def _print(report: ForecastReport) -> None:
     from rich.table import Table
 
     table = Table(
-        "lead", "n", "WQL", "last value", "ratio (90 %)", "cover .95", "halves", "cover .99", "to provide, × demand"
+        "lead",
+        "n",
+        "WQL",
+        "÷ last value (90 %)",
+        "cover .95",
+        "halves",
+        "cover .99",
+        "× demand",
+        box=None,
+        pad_edge=False,
     )
     for cell in report.cells:
         ratio, low, high = cell.ratio_to_last_value
+        room = (cell.provisioned_over_clairvoyant, cell.provisioned_over_clairvoyant_last_value)
         table.add_row(
             f"{cell.lead_s:g} s",
             str(cell.n),
             _shown(cell.wql_mean, 4),
-            _shown(cell.challengers["last_value"], 4),
             f"{_shown(ratio)} ({_shown(low)}–{_shown(high)})",
             _shown(cell.coverage["0.95"]),
             " ".join(_shown(half["0.95"]) for half in cell.coverage_halves),
             _shown(cell.coverage["0.99"]),
-            f"{_shown(cell.provisioned_over_clairvoyant)}, last value "
-            f"{_shown(cell.provisioned_over_clairvoyant_last_value)}",
+            f"{_shown(room[0])}, last value {_shown(room[1])}",
         )
-    console = Console()
+    console = Console(width=max(Console().width, 110))
     console.print(
         f"{report.series}: {report.bins} bins of {report.bin_s:g} s, {report.missing_bins} missing", markup=False
     )
     console.print(table)
+    console.print("× demand: what must be provided, in demands, for 1 % of it to stay unmet", markup=False)
     console.print("most weight now: " + ", ".join(report.leading_members), markup=False)
 
 
