@@ -30,6 +30,9 @@ FORECAST_QUANTILES = (0.5, 0.8, 0.95)
 TESTED_WINDOWS = 30.0  # realised windows before the long forecaster is believed
 BREACH = 0.85  # recent coverage of the .95 quantile below which its band is not believed
 AWAKE = 0.05  # of the mean rate: a silent service whose median forecast is below this sleeps on
+LEAP = (
+    1.5  # times what the last minutes support: growth learnt at a tenth of the load says little of what follows a crowd
+)
 SHORT, WIDEST = "level_trend", "widest"
 
 
@@ -65,12 +68,15 @@ def _with_long(short: Forecast, long: LongForecast | None) -> Forecast:
         return short  # silence is not amplified by what the band allows, only by what is expected
     said = {q: rates[q] for q in FORECAST_QUANTILES}
     member, breached = long.member, long.coverage < BREACH
+    most = LEAP * now[0.95]
     if breached:
         said = {q: max(rates[0.99], now[q]) if q > 0.5 else rate for q, rate in said.items()}
         member = WIDEST
     elif now[0.5] > rates[0.95]:
         said = {q: max(rate, now[q]) for q, rate in said.items()}
         member = SHORT
+    if most > 0.0:
+        said = {q: min(rate, most) for q, rate in said.items()}
     return replace(
         short,
         quantiles=tuple(said.items()),

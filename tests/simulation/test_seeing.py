@@ -40,7 +40,7 @@ def engine(replica_id: str, kv_fraction: float) -> EngineLoad:
 
 def test_a_kv_cache_fuller_than_planned_for_asks_for_more_before_latency_breaks() -> None:
     scene = Scene([unit(service())], [offering("a")])
-    scene.load(CHAT, 4.0)
+    scene.load(CHAT, 4.9)
     scene.run(600)
     assert scene.wanted(CHAT) == 3
     view = scene.serving.observe(scene.clock.now_s())
