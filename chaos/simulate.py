@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_file, check_json, write_json
+from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_apart, check_file, check_json, write_json
 from chaos.demand import TraceProblems
 from chaos.pools import check_supply
 from chaos.report import Report, ServiceReport
@@ -80,6 +80,7 @@ def run(scenario: Scenario, given: Given, recorder: Watch | None = None) -> Repo
 def _checked(given: Given) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario, and what there is to say of it before it runs. Raises BadInput or Problems."""
     check_json(given.json_file)
+    check_apart([Path(given.scenario)], {"--json": given.json_file, "--html": given.html})
     problems = []
     if given.seed is not None and not 0 <= given.seed <= MAX_SEED:
         problems.append(f"--seed {given.seed}: give a whole number from 0 to {MAX_SEED}")

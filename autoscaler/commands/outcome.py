@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 OK, VIOLATED, BAD_INPUT = 0, 1, 2
@@ -57,10 +58,24 @@ def check_file(option: str, path: Path) -> None:
         raise BadInput(f"{option} {path}: {os.strerror(why)}; give a file that can be written")
 
 
+def check_apart(inputs: Iterable[Path], outputs: Mapping[str, Path | str | None]) -> None:
+    """Raises BadInput when an output, named by its option, is one of the inputs or of the other outputs."""
+    seen = {path.resolve(): "is what the run reads" for path in inputs}
+    for option, target in outputs.items():
+        if target is None or target == "-":
+            continue
+        path = Path(target).resolve()
+        if path in seen:
+            raise BadInput(f"{option} {target}: {seen[path]}; give it a file of its own")
+        seen[path] = f"is what {option} writes too"
+
+
 def _why_not(path: Path) -> int:
-    """The error that writing the file would give, 0 for none."""
+    """The error that writing the file would give, 0 for none. A pipe would wait for a reader, perhaps for ever."""
     if path.is_dir():
         return errno.EISDIR
+    if path.is_fifo():
+        return errno.ESPIPE
     if not path.parent.is_dir():
         return errno.ENOENT
     return 0 if os.access(path if path.exists() else path.parent, os.W_OK) else errno.EACCES

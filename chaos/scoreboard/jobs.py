@@ -66,13 +66,16 @@ class Store:
     folder: Path | None
 
     def get(self, job: Job) -> Outcome | None:
-        """The result, if it is there."""
+        """The result, if it is there. A damaged one is none: the run is made again."""
         path = self._path(job)
         if path is None or not path.exists():
             return None
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        report = Report.model_validate_json(json.dumps(kept["report"])) if kept["report"] else None
-        return Outcome(report=report, bounds=tuple(kept["bounds"]), wall_s=kept["wall_s"])
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            report = Report.model_validate_json(json.dumps(kept["report"])) if kept["report"] else None
+            return Outcome(report=report, bounds=tuple(kept["bounds"]), wall_s=kept["wall_s"])
+        except (ValueError, TypeError, KeyError):
+            return None
 
     def put(self, job: Job, outcome: Outcome) -> None:
         """Keep a result; failures are not kept, they are tried again."""

@@ -149,6 +149,14 @@ def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert again.spent_s == {}
 
 
+@pytest.mark.parametrize("damage", ["", "[1]", '{"report": ', '{"report": null}'])
+def test_a_damaged_result_is_made_again(tmp_path: Path, damage: str) -> None:
+    first = board(folder=tmp_path)
+    for path in tmp_path.iterdir():
+        path.write_text(damage, encoding="utf-8")
+    assert replace_spent(board(folder=tmp_path)) == replace_spent(first)
+
+
 def replace_spent(found: Scoreboard) -> Scoreboard:
     """Without what it took."""
     return found.model_copy(update={"spent_s": {}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -94,6 +95,22 @@ def test_bad_input_is_said_and_nothing_runs(lunch: Path, options: list[str], sai
     assert done.exit_code == 2
     assert said in done.output.replace(f"{lunch.parent}/", "")
     assert "launches" not in done.output
+
+
+def test_an_output_is_never_an_input_or_another_output(lunch: Path) -> None:
+    before = lunch.read_bytes()
+    done = qm("simulate", lunch, "--json", lunch)
+    assert (done.exit_code, "is what the run reads; give it a file of its own" in done.output) == (2, True)
+    assert lunch.read_bytes() == before
+    both = lunch.parent / "same"
+    done = qm("simulate", lunch, "--json", both, "--html", both)
+    assert (done.exit_code, "is what --json writes too" in done.output, both.exists()) == (2, True, False)
+
+
+def test_a_pipe_without_a_reader_is_not_waited_for(lunch: Path) -> None:
+    os.mkfifo(lunch.parent / "pipe")
+    done = qm("simulate", lunch, "--json", lunch.parent / "pipe")
+    assert (done.exit_code, "give a file that can be written" in done.output) == (2, True)
 
 
 def test_a_journal_that_is_there_is_not_written_into(lunch: Path, tmp_path: Path) -> None:
