@@ -32,7 +32,8 @@ COMMITMENTS_S = (120.0, 300.0, 600.0, 1800.0, 1800.0)
 QUANTILES = (0.5, 0.8, 0.95, 0.99)
 SPREAD_S = 300.0  # one observation speaks for the time since the one before, up to this long
 STREAMS = ("requests", "prefill_tokens", "decode_tokens", "concurrency")
-MIX_LEVEL, MIX_TREND, MIX_DAMPING = 0.3, 0.1, 0.9  # per bin with traffic
+MIX_LEVEL, MIX_TREND, MIX_DAMPING = 0.4, 0.2, 0.9  # per bin of many requests
+MIX_REQUESTS = 60.0  # a bin with so few teaches half as much
 MIX_MOST = 4.0  # a mix is never forecast beyond this many times its level
 
 FORECASTER = Forecaster(BIN_S, LEADS_S, COMMITMENTS_S, QUANTILES)
@@ -138,9 +139,8 @@ def observe(known: SeriesBelief, loads: Sequence[ServiceLoad], at_s: float) -> S
         return known
     last = int(at_s // BIN_S)
     first = last
-    if known.index >= 0:
-        spoken_from = known.seen_at_s if at_s - known.seen_at_s <= SPREAD_S else at_s
-        first = max(known.index, int(spoken_from // BIN_S))
+    if known.index >= 0 and at_s - known.seen_at_s <= SPREAD_S:
+        first = min(last, int(known.seen_at_s // BIN_S) + 1)
     values = np.full((len(known.keys), len(STREAMS)), np.nan)
     for load in loads:
         values[known.keys.index(load.service)] = _streams(load)
@@ -216,9 +216,11 @@ def _mixed(mix: Floats, means: Floats) -> Floats:
         seen = np.log(np.where(ok, ratio, 1.0))
     level, trend = mix[..., 0], mix[..., 1]
     first = ok & np.isnan(level)
+    requests = np.where(ok, means[:, :1], 0.0) * BIN_S
+    trust = requests / (requests + MIX_REQUESTS)
     ahead = level + MIX_DAMPING * trend
-    new = ahead + MIX_LEVEL * (seen - ahead)
-    slope = MIX_DAMPING * trend + MIX_TREND * (new - level - MIX_DAMPING * trend)
+    new = ahead + MIX_LEVEL * trust * (seen - ahead)
+    slope = MIX_DAMPING * trend + MIX_TREND * trust * (new - level - MIX_DAMPING * trend)
     level = np.where(first, seen, np.where(ok, new, level))
     return np.stack([level, np.where(first, 0.0, np.where(ok, slope, trend))], axis=-1)
 
