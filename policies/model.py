@@ -58,14 +58,16 @@ class Overflow(Strict):
 
 
 class Event(Strict):
-    """Load known in advance. `starts_at` is ISO 8601 with a zone; `expected_rps` adds to the forecast while it
-    lasts.
+    """Load known in advance. `starts_at` is ISO 8601 with a zone; while the event lasts the forecast is multiplied by
+    `load_factor` (a holiday has less than 1) and `expected_rps` is added. It repeats at the same time of day.
     """
 
     name: Name
     starts_at: str
     lasts_s: PositiveSeconds
-    expected_rps: Annotated[float, Field(ge=0.0)]
+    expected_rps: Annotated[float, Field(ge=0.0)] = 0.0
+    load_factor: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
+    repeats: Literal["once", "daily", "weekdays", "weekly"] = "once"
 
 
 class Service(Strict):

@@ -11,7 +11,6 @@ its band, the short forecast does. A band that covered too little of late is rep
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 
 from forecasting.baselines import short_forecast
 from policies.model import Goal, PolicySet, Service
@@ -19,6 +18,7 @@ from policies.model import Goal, PolicySet, Service
 from .beliefs import Beliefs, ServiceBelief
 from .capacity import KV_FILL
 from .coldstart import boot_s, load_s
+from .declared import touches
 from .events import Forecast
 from .model import Demand
 from .reasons import Reason, ReasonCode, why
@@ -30,9 +30,7 @@ FORECAST_QUANTILES = (0.5, 0.8, 0.95)
 TESTED_WINDOWS = 30.0  # realised windows before the long forecaster is believed
 BREACH = 0.85  # recent coverage of the .95 quantile below which its band is not believed
 AWAKE = 0.05  # of the mean rate: a silent service whose median forecast is below this sleeps on
-LEAP = (
-    1.5  # times what the last minutes support: growth learnt at a tenth of the load says little of what follows a crowd
-)
+LEAP = 1.5  # times what the last minutes support: growth learnt at a tenth of the load says little of a crowd
 SHORT, WIDEST = "level_trend", "widest"
 
 
@@ -147,10 +145,10 @@ def _rps(
         numbers = {"kv_fraction": known.kv_fraction, "limit": KV_FILL, "extra_rps": extra}
         rps, reasons = rps + extra, (*reasons, why(ReasonCode.KV_PRESSURE, **numbers))
     for event in entry.events:
-        starts_at_s = datetime.fromisoformat(event.starts_at).timestamp()
-        if starts_at_s - lead <= now_s < starts_at_s + event.lasts_s:
-            rps += event.expected_rps
-            reasons = (*reasons, why(ReasonCode.DECLARED_EVENT, event.name, expected_rps=event.expected_rps))
+        if touches(event, now_s, lead):
+            rps = rps * event.load_factor + event.expected_rps
+            numbers = {"expected_rps": event.expected_rps, "load_factor": event.load_factor}
+            reasons = (*reasons, why(ReasonCode.DECLARED_EVENT, event.name, **numbers))
     return rps, reasons
 
 
