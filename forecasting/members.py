@@ -203,7 +203,8 @@ def _watch(new: State, surprise: Floats, grid: Grid) -> None:
     burst = ok & known & (surprise > BURST * np.maximum(new["error"], BURST_LEAST))
     new["alarm"] = np.where(burst, float(grid.per_hour), np.maximum(0.0, new["alarm"] - 1.0))
     step = np.where(ok, np.maximum(ERROR_STEP, 1.0 / np.maximum(new["seen"], 1.0)), 0.0)
-    new["error"] = new["error"] + step * (np.minimum(size, BURST * np.maximum(new["error"], BURST_LEAST)) - new["error"])
+    usual = BURST * np.maximum(new["error"], BURST_LEAST)
+    new["error"] = new["error"] + step * (np.minimum(size, usual) - new["error"])
 
 
 def season(state: State, bins: npt.NDArray[np.int64], grid: Grid) -> Floats:
