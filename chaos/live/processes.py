@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from autoscaler.adapters import local_init
 MARK = "QM_UP_RUN"
 HOST = "127.0.0.1"
 POLL_S = 0.1
+PORTS = (20_000, 32_768)  # above those of Ray's workers, below those of outgoing connections
 
 
 def marked(run_id: str | None = None) -> list[int]:
@@ -91,9 +93,14 @@ def port_is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different loopback ports that nobody listens on."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Different loopback ports that nobody listens on, drawn where the kernel takes none for outgoing connections.
+
+    The kernel's own choice (port 0) can be somebody's outgoing port by the time it is used, minutes later.
+    """
+    draw = random.SystemRandom()
+    found: list[int] = []
+    while len(found) < count:
+        port = draw.randrange(*PORTS)
+        if port not in found and port_is_free(port):
+            found.append(port)
+    return found

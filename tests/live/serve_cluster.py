@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from chaos.live.processes import free_ports
 
 RAY = Path(sys.executable).parent / "ray"
 SERVE = Path(sys.executable).parent / "serve"
@@ -53,9 +54,7 @@ class ServeCluster:
 
 def free_port() -> int:
     """A port that nothing listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    return free_ports(1)[0]
 
 
 def wait_until(true: Callable[[], bool], within_s: float, what: str) -> float:

@@ -86,6 +86,8 @@ def test_a_run_is_found_with_children_that_lost_the_mark_and_is_ended_though_it_
 def test_ports_that_are_free_and_one_that_is_not() -> None:
     ports = processes.free_ports(3)
     assert len(set(ports)) == 3
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(port < low for port in ports), "the kernel may lend the others to anybody's connection"
     assert all(processes.port_is_free(port) for port in ports)
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", ports[0]))
