@@ -12,12 +12,12 @@ from dataclasses import replace
 from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
 
-from .beliefs import Beliefs, InstanceBelief, ServiceBelief
+from .beliefs import Beliefs, InstanceBelief
 from .berths import Berth, Need, Option, Purse
 from .calibrate import reasons_for, slow_instances, timing_for
 from .capacity import Capacity, capacity, mix_or_prior, pool_of
 from .coldstart import boot_s, load_s, protected, start_limit_s, stuck
-from .demand import demands
+from .demand import demands, mix
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
 from .place import Order, open_for_work, place
@@ -84,11 +84,10 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
     purses = {unit.unit: Purse(unit=unit) for unit in policy.units}
     needs = []
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
-        known = beliefs.services.get(key, ServiceBelief())
         options = tuple(
             Option(
                 shape=s,
-                capacity=_capacity(s, known, entry, beliefs, demand.arrival_rps),
+                capacity=_capacity(s, entry, beliefs, demand.arrival_rps),
                 lead_s=boot_s(beliefs, s) + load_s(beliefs, s),
             )
             for s in shapes.get(key, ())
@@ -97,11 +96,12 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
     return tuple(needs)
 
 
-def _capacity(shape: Shape, known: ServiceBelief, entry: Service, beliefs: Beliefs, rps: float) -> Capacity:
+def _capacity(shape: Shape, entry: Service, beliefs: Beliefs, rps: float) -> Capacity:
     """Planned at a pessimistic quantile of the learnt times; but doubt alone makes no limit unreachable."""
+    inputs, outputs = mix(beliefs, shape.service)
     for timing in (timing_for(beliefs, shape), timing_for(beliefs, shape, z=0.0)):
-        mix = mix_or_prior(known.input_tokens, known.output_tokens, timing)
-        found = capacity(timing, mix, entry.slo, entry.goal, pool_of(timing, mix, rps))
+        request = mix_or_prior(inputs, outputs, timing)
+        found = capacity(timing, request, entry.slo, entry.goal, pool_of(timing, request, rps))
         if all(reason.code is not ReasonCode.UNREACHABLE_SLO for reason in found.reasons):
             break
     return replace(found, reasons=(*found.reasons, *reasons_for(beliefs, shape)))

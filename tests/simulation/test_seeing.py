@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from autoscaler.core.beliefs import Beliefs
+from autoscaler.core.decide import decide
+from autoscaler.core.events import Observed
 from autoscaler.core.model import EngineLoad, Measured
 from autoscaler.core.reasons import ReasonCode
 from autoscaler.ports import Transient
 from policies.model import PolicySet
-from tests.scene import CHAT, Scene, codes, offering, service, unit
+from tests.scene import CHAT, INPUT_TOKENS, Scene, codes, offering, service, unit
 
 
 def test_blind_metrics_hold_every_replica() -> None:
@@ -118,3 +123,21 @@ def test_a_service_that_left_the_policy_is_not_repeated_while_blind() -> None:
     plan = scene.run(10)
     assert {target.service for target in plan.targets} == {CHAT}
     assert scene.serving.published[-1].targets == {"support.chat.l4": 1}
+
+
+def test_longer_contexts_that_are_forecast_take_capacity_before_they_come() -> None:
+    scene = Scene([unit(service())], [offering("a")])
+    scene.load(CHAT, 4.0)
+    scene.run(600)
+    seen = next(e.observation for e in reversed(scene.events) if isinstance(e, Observed))
+    known = scene.beliefs
+    longer = replace(known.forecasts[CHAT], input_tokens=10 * INPUT_TOKENS)
+    shift = replace(known, forecasts={CHAT: longer})
+
+    def planned(beliefs: Beliefs) -> tuple[float, int]:
+        plan = decide(seen, scene.policy, beliefs, seen.at_s, "p/1")
+        return plan.routes[0].capacity_rps_per_replica, sum(target.wanted for target in plan.targets)
+
+    (rps, replicas), (rps_then, replicas_then) = planned(known), planned(shift)
+    assert rps_then < 0.8 * rps
+    assert replicas_then > replicas
