@@ -21,8 +21,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .PHONY: help install run test test-system lint proof scoreboard lock clean
 
 help:
-	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a load, a shortage (12 minutes)'
-	@echo 'make test         ruff, mypy, import-linter and every test that needs only Python (15 minutes)'
+	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a load, a shortage (10 minutes)'
+	@echo 'make test         ruff, mypy, import-linter and every test that needs only Python (12 minutes)'
 	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
 	@echo 'make install      .venv with everything'
 	@echo 'make lint         the static checks of make test'
