@@ -54,7 +54,7 @@ lint: install
 
 test: lint
 	$(BIN)/python -m pytest tests --ignore=tests/system --ignore=tests/live --numprocesses=2 --dist=loadfile --durations=5
-	printf '%s\n' $(LIVE) | xargs -n 1 -P 2 $(BIN)/python -m pytest --quiet --durations=3
+	printf '%s\n' $(LIVE) | xargs -n 1 -P 2 $(BIN)/python -m pytest --quiet --timeout=600 --durations=3
 
 # Debian's package is unpacked, not installed: that needs no root, and starts no service.
 test-system: install

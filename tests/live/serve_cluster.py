@@ -88,7 +88,7 @@ def serve_cluster(num_cpus: int = 8) -> Iterator[ServeCluster]:
     )
     cluster = ServeCluster(f"127.0.0.1:{port}", env["RAY_DASHBOARD_ADDRESS"], metrics, env)
     try:
-        wait_until(lambda: _answers(cluster), 60, "the dashboard answers")
+        wait_until(lambda: _answers(cluster), 180, "the dashboard answers")
         yield cluster
     finally:
         _end(head)

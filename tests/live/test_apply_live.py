@@ -96,8 +96,8 @@ def test_a_config_put_never_resets_a_running_target(
         f"+ {name}: new application" for name in (GATEWAY_APP, APP, OTHER_APP)
     ]
     publish(REPLICAS)
-    wait_until(lambda: cluster.replicas(APP) == REPLICAS, 150, "the plan is in force")
-    wait_until(settled, 60, "every application is built, also the one whose instance type is not running")
+    wait_until(lambda: cluster.replicas(APP) == REPLICAS, 240, "the plan is in force")
+    wait_until(settled, 180, "every application is built, also the one whose instance type is not running")
     assert (cluster.target(OTHER_APP), cluster.replicas(OTHER_APP)) == (0, 0)
     assert apply() == ["nothing to change"]
 
@@ -114,7 +114,7 @@ def test_a_config_put_never_resets_a_running_target(
     assert apply() == ["nothing to change"]
 
     publish(REPLICAS, other=1)
-    wait_until(lambda: cluster.target(OTHER_APP) == 1, 10, "a replica is wanted on the type that is not running")
+    wait_until(lambda: cluster.target(OTHER_APP) == 1, 30, "a replica is wanted on the type that is not running")
     until_s = time.monotonic() + 4.0
     while time.monotonic() < until_s:
         assert cluster.replicas(OTHER_APP) == 0

@@ -48,7 +48,7 @@ def test_serve_run_answers_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             command, env=cluster.env, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, preexec_fn=_heed_ctrl_c
         )
         try:
-            wait_until(lambda: answers(url), 90, "serve run answers a chat request")
+            wait_until(lambda: answers(url), 240, "serve run answers a chat request")
             check_answer(url)
             run.send_signal(signal.SIGINT)
             run.wait(60)
@@ -61,8 +61,8 @@ def test_serve_deploy_answers_and_scales_by_the_local_rule(tmp_path: Path) -> No
     with serve_cluster() as cluster:
         config, url = on_free_port(CONFIGS / "quickstart-sim.yaml", tmp_path)
         command = [str(SERVE), "deploy", "-a", cluster.dashboard_url, str(config)]
-        subprocess.run(command, env=cluster.env, check=True, timeout=60, capture_output=True)
-        wait_until(lambda: answers(url), 90, "serve deploy answers a chat request")
+        subprocess.run(command, env=cluster.env, check=True, timeout=180, capture_output=True)
+        wait_until(lambda: answers(url), 240, "serve deploy answers a chat request")
         check_answer(url)
         under_load(cluster, url)
 

@@ -118,7 +118,7 @@ def door(cluster: ServeCluster) -> Iterator[Door]:
             graceful_shutdown_timeout_s=1,
         )
         serve.run(engine.bind(), name=APP, route_prefix=None)
-        wait_until(lambda: _open(port), 60, "the gateway answers")
+        wait_until(lambda: _open(port), 180, "the gateway answers")
         url = f"http://127.0.0.1:{port}"
         with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
             yield Door(url, client)

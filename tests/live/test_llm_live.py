@@ -42,7 +42,7 @@ def cluster(cache: Path) -> Iterator[ServeCluster]:
         ray.init(running.address, log_to_driver=False, configure_logging=False)
         apps = [application(APP, "quartermaster/tiny-llama"), application(MISSING, "/no/such/model")]
         running.deploy({"proxy_location": "Disabled", "applications": apps})
-        wait_until(lambda: running.replicas(APP) == 1, 200, "the engine has loaded")
+        wait_until(lambda: running.replicas(APP) == 1, 285, "the engine has loaded")
         yield running
         ray.shutdown()
 
@@ -125,7 +125,7 @@ def test_a_missing_model_fails_its_own_application_and_says_why(cluster: ServeCl
         app = cluster.applications()[MISSING]
         return str(app["message"]) + str(app["deployments"].get("LLM", {}).get("message", ""))
 
-    wait_until(lambda: "no config.json there" in said(), 60, "the remedy reaches Serve's status")
+    wait_until(lambda: "no config.json there" in said(), 180, "the remedy reaches Serve's status")
     assert cluster.applications()[APP]["status"] == "RUNNING"
 
 
