@@ -14,7 +14,7 @@ import pytest
 from chaos.live import processes
 
 QM = (sys.executable, "-m", "autoscaler.cli")
-WALL_S = 780.0  # what `qm up` allows itself: start of Ray, 300 s to the first replica, the load, 180 s to give back, the end
+WALL_S = 780.0  # what `qm up` allows itself: Ray, 300 s to the first replica, the load, 180 s to give back, the end
 
 
 @pytest.mark.timeout(WALL_S + 30.0)
@@ -50,7 +50,7 @@ def test_up_with_the_simulated_engine_survives_a_shortage_and_leaves_nothing(tmp
 
 
 def _run_to_its_end(command: list[str], printed: Path) -> tuple[int | None, str]:
-    """Exit code (None: still running after WALL_S, then killed) and everything it printed: told also when it is late."""
+    """Exit code (None: ended after WALL_S, still running) and all that it printed: told also when it is late."""
     with printed.open("w") as file:
         child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
