@@ -28,10 +28,22 @@ def unit_findings(unit: Unit) -> Iterator[Finding]:
     for first, index, name in _twice(service.name for service in unit.services):
         text = f"the service {name} is named twice, also as item {first + 1} of the list; rename or remove one"
         yield ("services",), ("services", index, "name"), text
+    yield from _api_keys(unit)
     floor_gpus = sum(service.min_replicas * _least_gpus(service) for service in unit.services)
     if unit.quota_gpus is not None and floor_gpus > unit.quota_gpus:
         text = f"is {unit.quota_gpus}, but min_replicas of the services need {floor_gpus} GPUs; raise it, or lower them"
         yield ("quota_gpus", "services"), ("quota_gpus",), text
+
+
+def _api_keys(unit: Unit) -> Iterator[Finding]:
+    names = {service.name for service in unit.services}
+    for first, index, _ in _twice(key.sha256 for key in unit.api_keys):
+        text = f"is the key of item {first + 1} of the list, too; one key belongs to one tenant"
+        yield ("api_keys",), ("api_keys", index, "sha256"), text
+    for index, key in enumerate(unit.api_keys):
+        if key.service is not None and key.service not in names:
+            text = f"{key.service} is no service of this unit; known: {', '.join(sorted(names))}"
+            yield ("api_keys", "services"), ("api_keys", index, "service"), text
 
 
 def _replicas(service: Service) -> Iterator[Finding]:
@@ -86,6 +98,8 @@ def _overflow(service: Service) -> Iterator[Finding]:
     elif not users:
         text = "is never used; add overflow to sacrifice or markets, or remove the block"
         yield ("overflow", "sacrifice", "markets"), ("overflow",), text
+    elif service.overflow.key_env is not None and service.overflow.key_file is not None:
+        yield ("overflow",), ("overflow", "key_file"), "is given beside key_env; keep one of them"
 
 
 def _sacrifice(service: Service) -> Iterator[Finding]:

@@ -50,11 +50,18 @@ class Variant(Strict):
 
 
 class Overflow(Strict):
-    """An OpenAI-compatible endpoint used when own capacity cannot come in time."""
+    """An OpenAI-compatible endpoint used when own capacity cannot come in time.
+
+    `model` is the name it knows (None: the service's model). Its API key is never written here: `key_env` names a
+    variable in the gateway's environment, `key_file` a file on the gateway's machine; neither means it asks for none.
+    """
 
     url: Annotated[str, Field(pattern=r"^https?://")]
     usd_per_1m_tokens: Annotated[float, Field(ge=0.0)]
     rpm: Annotated[int, Field(gt=0)]
+    model: Annotated[str, Field(min_length=1)] | None = None
+    key_env: Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")] | None = None
+    key_file: Annotated[str, Field(pattern=r"^/")] | None = None
 
 
 class Event(Strict):
@@ -94,8 +101,16 @@ class Service(Strict):
     preemption_grace_s: Annotated[float, Field(ge=0.0)] = 120.0
 
 
+class ApiKey(Strict):
+    """One key of the unit's callers, as its SHA-256. `service` is what it calls when a request names no other."""
+
+    tenant: Name
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    service: Name | None = None
+
+
 class Unit(Strict):
-    """One business unit: who pays, what it may use, and its services."""
+    """One business unit: who pays, what it may use, and its services. Without `api_keys` anybody may call them."""
 
     unit: Name
     owner: str
@@ -104,6 +119,7 @@ class Unit(Strict):
     quota_gpus: Annotated[int, Field(ge=0)] | None = None
     lends: bool = True
     borrows: bool = True
+    api_keys: tuple[ApiKey, ...] = ()
     services: tuple[Service, ...]
 
 

@@ -33,6 +33,14 @@ _LIMITS = {
 _PATTERNS = {
     r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "is not a name; use lower-case letters, digits and inner hyphens",
     r"^https?://": "is not a web address; start it with http:// or https://",
+    r"^/": "is not an absolute path; start it with /",
+}
+# Shown without the value: somebody may have written the secret itself.
+_SECRETS = {
+    r"^[A-Z_][A-Z0-9_]*$": (
+        "is not the name of an environment variable (capitals, digits, underscores); never write the key itself"
+    ),
+    r"^[0-9a-f]{64}$": "is not a SHA-256 in hex; write what `printf %s KEY | sha256sum` prints, never the key itself",
 }
 
 
@@ -62,6 +70,8 @@ def _text(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
 
 def _other(kind: str, given: Any, context: Mapping[str, Any], message: str) -> str:
     if kind == "string_pattern_mismatch":
+        if context["pattern"] in _SECRETS:
+            return _SECRETS[context["pattern"]]
         return f"{show(given)} {_PATTERNS.get(str(context['pattern']), 'has the wrong form; correct it')}"
     if kind == "string_too_long":
         return f"is longer than {context['max_length']} characters; shorten it"
