@@ -11,7 +11,11 @@ things make single requests miss although the mean does not:
   over L, which keeps the share 2(x − 1 + e^−x)/x² of it, x = L·μ'(B);
 - prefills come in lumps: tokens of one request are stretched by busy periods, whose variance over o tokens is
   λ·p²·(cv² + 1/pool)·T / (o·(1 − ρ)²) (delay busy period of M/G/1; a levelled stream is more regular than Poisson);
-- all slots may be taken: the wait then exceeds w with probability exp(−pool·(μ(slots) − λ)·w).
+- all slots may be taken: the wait then exceeds w with probability exp(−pool·(μ(slots) − λ)·w). Where they are few, a
+  normal tail underrates how often that is, and the birth-death chain with rates λ and pool·μ(n/pool) is summed instead.
+
+Arrivals that vary more than Poisson (Ca > 1) multiply the variance of the batch and every wait by (Ca² + Cs²)/(1 + Cs²)
+(Allen–Cunneen), where Cs is that of the service: 1 for stays, the prompts' own for prefills; a pool divides Ca².
 
 Against the request-level engine: docs/performance.md, tests/simulation.
 """
@@ -31,7 +35,7 @@ from .reasons import Reason, ReasonCode, why
 # Of the misses that the objective allows, the share that a steady load may spend: the rest is for what is not steady.
 STEADY_SHARE: dict[Goal, float] = {"latency": 0.5, "throughput": 0.7, "cost": 0.9}
 FULL_MISSES = 0.2  # of what runs while every slot is taken: fewer slots would make requests wait that need not
-SAFETY = 0.93  # so that four of five predictions err on the safe side (tests/simulation)
+SAFETY = 0.95  # so that four of five predictions err on the safe side (tests/simulation)
 MOST_LOAD = 0.95  # of what a full batch delivers; above it queues do not end
 KV_FILL = 0.8  # of the cache in use by engines; beyond it their own preemptions begin
 POOL_MOST = 16
@@ -43,18 +47,22 @@ PRIOR_OUTPUT_TOKENS = 210.0
 INPUT_CV = 0.66
 OUTPUT_CV = 0.74
 GRID = math.log(1.03)  # figures that differ by less are the same question
+FEW_SLOTS = 32  # of a pool: below it the chain is summed
 QUANTILES = tuple(NormalDist().inv_cdf((2 * n + 1) / 16) for n in range(8))
 HALVINGS = 12  # of a batch of some hundred: to a tenth of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Mean tokens of a request, and their coefficients of variation (lengths are lognormal)."""
+    """Mean tokens of a request and their coefficients of variation (lengths are lognormal); that of the gaps between
+    requests (1: Poisson).
+    """
 
     input_tokens: float
     output_tokens: float
     input_cv: float = INPUT_CV
     output_cv: float = OUTPUT_CV
+    arrival_cv: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +133,8 @@ class _Load:
         self.inputs = _lognormal(mix.input_tokens, mix.input_cv)
         kv = KV_FILL * timing.kv_capacity_tokens / self.resident
         self.most = max(1.0, min(float(timing.max_num_seqs), kv))
+        self.bursts = max(1.0, mix.arrival_cv**2)  # Ca² of the service's stream
+        self.chain: dict[float, tuple[float, ...]] = {}
 
     def step_s(self, batch: float) -> float:
         """Seconds of a decode step."""
@@ -142,9 +152,10 @@ class _Load:
         near = max(TINY, 0.02 * batch)
         below = max(batch - near, TINY / 2)
         slope = max((self.rate(batch + near) - self.rate(below)) / (batch + near - below), 1e-9)
-        variance = min(rps / slope / self.pool, batch * batch) if fluctuating else 0.0
+        bursty = (1.0 + self.bursts) / 2.0
+        variance = min(bursty * rps / slope / self.pool, batch * batch) if fluctuating else 0.0
         sharper = (self.step_s(batch + near) - self.step_s(batch)) / near / (1.0 - busy)
-        lumps = rps * self.prefill_s**2 * (self.mix.input_cv**2 + 1.0 / self.pool) * token_s / (1.0 - busy) ** 2
+        lumps = rps * self.prefill_s**2 * (self.mix.input_cv**2 + self.bursts / self.pool) * token_s / (1.0 - busy) ** 2
         return 1.0 - (1.0 - self._waited(batch, slots, variance, rps, token_s)) * (
             1.0 - self._late_first(busy, token_s)
         ) * (1.0 - self._slow(token_s, sharper**2 * variance, slope, lumps))
@@ -158,18 +169,39 @@ class _Load:
         if variance <= 0.0 or math.isinf(slack):
             return 0.0
         full = 0.5 * math.erfc((slots + 0.5 - batch) / math.sqrt(2.0 * variance))
-        return full * math.exp(-self.pool * max(0.0, self.rate(slots) - rps) * max(0.0, slack))
+        bursty = (1.0 + self.bursts) / 2.0
+        if slots * self.pool <= FEW_SLOTS:
+            full = min(1.0, bursty * self._all_taken(slots, rps))
+        return full * math.exp(-self.pool * max(0.0, self.rate(slots) - rps) * max(0.0, slack) / bursty)
+
+    def _all_taken(self, slots: float, rps: float) -> float:
+        """P(no slot of the pool is free) of the chain that gains `rps` a replica and loses what the batch lets go."""
+        if slots not in self.chain:
+            places = range(1, round(slots * self.pool) + 1)
+            self.chain[slots] = tuple(self.rate(n / self.pool) for n in places)
+        weight = total = 1.0
+        for rate in self.chain[slots]:
+            weight *= rps / rate
+            total += weight
+        used = rps / self.chain[slots][-1]
+        if used >= 1.0:
+            return 1.0
+        beyond = weight / (1.0 - used)
+        return beyond / (total - weight + beyond)
 
     def _late_first(self, busy: float, token_s: float) -> float:
         """First token too late: the own prompt, a step, and the prompts before it (M/G/1, exponential tail)."""
         limit = self.slo.ttft_s
         if limit is None:
             return 0.0
-        residual_s = self.prefill_s * (1.0 + self.mix.input_cv**2) / 2.0
+        near = max(1.0, self.bursts / self.pool)
+        residual_s = self.prefill_s * (near + self.mix.input_cv**2) / 2.0
+        # A prompt finds another if its gap is shorter than that one's prefill: gamma gaps of this CV, to first order.
+        ahead = min(1.0, (busy / near) ** (1.0 / near) / math.gamma(1.0 + 1.0 / near))
         late = 0.0
         for tokens in self.inputs:
             slack = limit - prefill_s(self.timing, tokens) - token_s
-            late += 1.0 if slack <= 0.0 else busy * math.exp(-slack * (1.0 - busy) / residual_s)
+            late += 1.0 if slack <= 0.0 else ahead * math.exp(-slack * (1.0 - busy) / residual_s)
         long = _above(self.prefill_s, (self.prefill_s * self.mix.input_cv) ** 2, limit - token_s)
         return max(late / len(self.inputs), long)
 
