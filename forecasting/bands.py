@@ -32,16 +32,19 @@ def prior(sigma: Floats, weight: float) -> Singles:
 
 
 def learn(cells: Singles, residual: Floats, keep: Floats) -> None:
-    """Fade `cells` [rows..., cells] by `keep` and add `residual` [rows...], in place; NaN residuals change nothing."""
+    """Fade `cells` [rows..., memories, cells] by `keep` [memories] and add `residual` [rows..., 1] to every memory, in
+    place; a NaN residual changes nothing.
+    """
     ok = ~np.isnan(residual)
     at = (np.arcsinh(np.clip(np.where(ok, residual, 0.0), -LARGEST, LARGEST) / UNIT) + _REACH) / (2.0 * _REACH)
     at = at * (CELLS - 1)
     low = np.minimum(at.astype(np.int64), CELLS - 2)
-    share = (at - low).astype(np.float32)
+    share = np.where(ok, at - low, 0.0).astype(np.float32)
     cells *= np.where(ok, keep, 1.0).astype(np.float32)[..., None]
-    rows = np.nonzero(ok)
-    cells[(*rows, low[rows])] += 1.0 - share[rows]
-    cells[(*rows, low[rows] + 1)] += share[rows]
+    flat, memories = cells.reshape(-1), cells.shape[-2]
+    place = (np.arange(low.size * memories) * CELLS).reshape(-1, memories) + low.reshape(-1, 1)
+    flat[place] += (ok - share).reshape(-1, 1)
+    flat[place + 1] += share.reshape(-1, 1)
 
 
 def quantiles(cells: Singles, levels: npt.NDArray[np.float64]) -> Floats:

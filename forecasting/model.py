@@ -162,54 +162,63 @@ class Forecaster:
         return kept
 
     def _learn(self, new: State) -> None:
-        """What the windows that ended with this bin teach."""
-        member = _part(new, "member.")
+        """What the windows that ended with this bin teach, all leads at once."""
+        keys = ("gram", "moment", "cells", "edges", "regret", "loss", "offset", "width", "covered", "windows")
+        new |= {key: new[key].copy() for key in keys}
+        tops = [new["rates"][:, self.horizon - 1 - (last - first) :].max(axis=1) for first, last in self.windows]
+        real = members.log_rate(_part(new, "member."), np.stack(tops)).T
+        said_at = self.horizon - np.array([last for _, last in self.windows]), slice(None), np.arange(len(self.windows))
+        centres, spoken = (np.swapaxes(new[key][said_at], 0, 1).astype(np.float64) for key in BY_AGE)
         day = self.grid.season
-        learnt = {
-            key: new[key].copy()
-            for key in ("gram", "moment", "cells", "edges", "regret", "loss", "offset", "width", "covered", "windows")
-        }
-        for k, (first, last) in enumerate(self.windows):
-            window = new["rates"][:, self.horizon - (last - first + 1) :]
-            real = members.log_rate(member, window.max(axis=1))
-            row = {key: value[:, k] for key, value in learnt.items()}
-            centres = new["centres"][self.horizon - last, :, k].astype(np.float64)
-            spoken = new["spoken"][self.horizon - last, :, k].astype(np.float64)
-            self._learn_weights(row, real, centres, new["edges"][:, k])
-            _learn_trained(row, real, centres, 0.5 ** (1.0 / (TRAIN_DAYS * day)))
-            for j, days in enumerate(MEMORIES_DAYS):
-                fade = np.full(centres.shape, 0.5 ** (1.0 / (days * day)))
-                bands.learn(row["cells"][:, :, j], real[:, None] - centres, fade)
-            self._track(row, real, spoken)
-            row["edges"][:] = bands.edges(row["cells"], self.quantiles)
-        new |= learnt
+        self._learn_weights(new, real, centres)
+        _learn_trained(new, real, centres, 0.5 ** (1.0 / (TRAIN_DAYS * day)))
+        fade = 0.5 ** (1.0 / (np.array(MEMORIES_DAYS) * day))
+        bands.learn(new["cells"], (real[..., None] - centres)[..., None], fade)
+        self._track(new, real, spoken)
+        self._refresh(new)
 
-    def _learn_weights(self, row: State, real: Floats, centres: Floats, edges: Floats) -> None:
+    def _refresh(self, new: State) -> None:
+        """Quantiles of the residuals, each lead and memory once a slot: they move slowly, and cost most of a bin."""
+        turn, turns = int(new["index"][0]) % self.grid.per_slot, self.grid.per_slot
+        parts = [(k, j) for k in range(len(self.windows)) for j in range(len(MEMORIES_DAYS))]
+        due = [part for place, part in enumerate(parts) if place * turns // len(parts) == turn]
+        if due:
+            leads, memories = (np.array(side) for side in zip(*due, strict=True))
+            cells = new["cells"][:, leads, :, memories]  # the parts first, then the services
+            new["edges"][:, leads, :, memories] = bands.edges(cells, self.quantiles)
+
+    def _learn_weights(self, new: State, real: Floats, centres: Floats) -> None:
         """Discounted regret of every expert per quantile, in units of the mixture's mean loss."""
-        qs = np.asarray(self.quantiles, dtype=np.float64)[None, :, None]
-        said = (centres[:, :, None, None] + edges).reshape(len(real), -1, len(self.quantiles)).transpose(0, 2, 1)
-        mixed = (_softmax(WEIGHT_RATE * row["regret"]) * said).sum(axis=-1, keepdims=True)
-        ok = ~np.isnan(mixed[:, :, 0] + real[:, None])
-        losses, mine = (_pinball(real[:, None, None], np.where(ok[:, :, None], f, 0.0), qs) for f in (said, mixed))
-        mine = mine[:, :, 0]
-        step = np.where(row["loss"] > 0, 0.02, 1.0)
-        row["loss"][:] = np.where(ok, row["loss"] + step * (mine - row["loss"]), row["loss"])
+        qs = np.asarray(self.quantiles, dtype=np.float64)[:, None]
+        said = np.swapaxes(self._bands(new, centres), -1, -2)
+        mixed = (_softmax(WEIGHT_RATE * new["regret"]) * said).sum(axis=-1, keepdims=True)
+        ok = ~np.isnan(mixed[..., 0] + real[..., None])
+        losses, mine = (_pinball(real[..., None, None], np.where(ok[..., None], f, 0.0), qs) for f in (said, mixed))
+        mine = mine[..., 0]
+        step = np.where(new["loss"] > 0, 0.02, 1.0)
+        new["loss"] = np.where(ok, new["loss"] + step * (mine - new["loss"]), new["loss"])
         fade = 0.5 ** (1.0 / (WEIGHT_DAYS * self.grid.season))
-        gain = (mine[:, :, None] - losses) / np.maximum(row["loss"], 1e-9)[:, :, None]
-        row["regret"][:] = np.where(ok[:, :, None], fade * row["regret"] + np.clip(gain, -20.0, 20.0), row["regret"])
+        gain = (mine[..., None] - losses) / np.maximum(new["loss"], 1e-9)[..., None]
+        new["regret"] = np.where(ok[..., None], fade * new["regret"] + np.clip(gain, -20.0, 20.0), new["regret"])
 
-    def _track(self, row: State, real: Floats, spoken: Floats) -> None:
+    def _bands(self, state: State, centres: Floats) -> Floats:
+        """[n, leads, experts, quantiles] what every centre says with every memory of its residuals."""
+        said = centres[..., None, None] + state["edges"]
+        return said.reshape(*centres.shape[:2], -1, len(self.quantiles))
+
+    def _track(self, new: State, real: Floats, spoken: Floats) -> None:
         """Moves each quantile up after a miss and down after a hit, so that misses come as often as they should."""
         qs = np.asarray(self.quantiles, dtype=np.float64)
-        ok = ~np.isnan(spoken[:, 0] + real)
-        width = np.where(ok, spoken[:, -1] - spoken[:, 0], 0.0)
-        step = np.where(row["width"] > 0, 0.02, 1.0)
-        row["width"][:] = np.where(ok, row["width"] + step * (width - row["width"]), row["width"])
-        row["windows"][:] += ok
-        hit = (real[:, None] <= spoken).astype(np.float64)
-        move = TRACK_RATE * row["width"][:, None] * (qs - hit)
-        row["offset"][:] = np.where(ok[:, None], np.maximum(0.0, row["offset"] + move), row["offset"])
-        row["covered"][:] = np.where(ok[:, None], row["covered"] + (hit - row["covered"]) / 50.0, row["covered"])
+        ok = ~np.isnan(spoken[..., 0] + real)
+        width = np.where(ok, spoken[..., -1] - spoken[..., 0], 0.0)
+        step = np.where(new["width"] > 0, 0.02, 1.0)
+        new["width"] = np.where(ok, new["width"] + step * (width - new["width"]), new["width"])
+        new["windows"] = new["windows"] + ok
+        hit = (real[..., None] <= spoken).astype(np.float64)
+        move = TRACK_RATE * new["width"][..., None] * (qs - hit)
+        ok = ok[..., None]
+        new["offset"] = np.where(ok, np.maximum(0.0, new["offset"] + move), new["offset"])
+        new["covered"] = np.where(ok, new["covered"] + (hit - new["covered"]) / 50.0, new["covered"])
 
     def _speak(self, new: State, member: State, index: int, seen: npt.NDArray[np.bool_]) -> None:
         """Centres and quantiles from this bin; kept for learning only where the bin itself was seen."""
@@ -221,7 +230,7 @@ class Forecaster:
         mean = centres.mean(axis=-1)
         trained = np.clip(_trained(new, centres, mean), centres.min(axis=-1), centres.max(axis=-1))
         centres = np.concatenate([centres, mean[..., None], trained[..., None]], axis=-1)
-        said = (centres[..., None, None] + new["edges"]).reshape(*centres.shape[:2], -1, len(self.quantiles))
+        said = self._bands(new, centres)
         weight = _softmax(WEIGHT_RATE * new["regret"])
         spoken = np.sort((weight * np.moveaxis(said, -1, -2)).sum(axis=-1) + new["offset"], axis=-1)
         held = np.sort(centres[:, :, 0, None] + new["edges"][:, :, 0, -1], axis=-1)  # the last value and its own band
@@ -251,16 +260,16 @@ def _pinball(real: Floats, said: Floats, qs: Floats) -> Floats:
     return out
 
 
-def _learn_trained(row: State, real: Floats, centres: Floats, fade: float) -> None:
+def _learn_trained(new: State, real: Floats, centres: Floats, fade: float) -> None:
     """Sufficient statistics of the ridge regression of what was real on the members, both against the last value."""
-    parts = centres[:, : len(members.NAMES)]
-    x = parts[:, 1:] - parts[:, :1]
-    y = np.clip(real - parts.mean(axis=1), -0.5, 0.5)
+    parts = centres[..., : len(members.NAMES)]
+    x = parts[..., 1:] - parts[..., :1]
+    y = np.clip(real - parts.mean(axis=-1), -0.5, 0.5)
     ok = ~np.isnan(y)
-    x, y = np.where(ok[:, None], x, 0.0), np.where(ok, y, 0.0)
-    fades = np.where(ok, fade, 1.0)
-    row["gram"][:] = row["gram"] * fades[:, None, None] + x[:, :, None] * x[:, None, :]
-    row["moment"][:] = row["moment"] * fades[:, None] + x * y[:, None]
+    x, y = np.where(ok[..., None], x, 0.0), np.where(ok, y, 0.0)
+    fades = np.where(ok, fade, 1.0)[..., None]
+    new["gram"] = new["gram"] * fades[..., None] + x[..., :, None] * x[..., None, :]
+    new["moment"] = new["moment"] * fades + x * y[..., None]
 
 
 def _trained(state: State, centres: Floats, mean: Floats) -> Floats:

@@ -153,11 +153,12 @@ def test_a_breach_of_coverage_is_seen() -> None:
 def test_quantiles_of_the_histogram_are_those_of_what_went_in() -> None:
     drawn = np.random.default_rng(3).normal(0.05, 0.1, 4000)
     levels = np.array([0.1, 0.5, 0.9, 0.99])
-    held = bands.prior(np.full(2, 0.1), 1e-6)
+    held = bands.prior(np.full((2, 2), 0.1), 1e-6)  # two rows, two memories
     for row in np.stack([drawn, -drawn], axis=1):
-        bands.learn(held, row, np.ones(2))
-    np.testing.assert_allclose(bands.quantiles(held, levels)[0], np.quantile(drawn, levels), atol=0.012)
-    np.testing.assert_allclose(bands.quantiles(held, levels)[1], np.quantile(-drawn, levels), atol=0.012)
+        bands.learn(held, row[:, None], np.array([1.0, 0.01]))
+    np.testing.assert_allclose(bands.quantiles(held, levels)[0, 0], np.quantile(drawn, levels), atol=0.012)
+    np.testing.assert_allclose(bands.quantiles(held, levels)[1, 0], np.quantile(-drawn, levels), atol=0.012)
+    assert bands.quantiles(held, np.array([0.5]))[0, 1, 0] == pytest.approx(drawn[-1], abs=0.012)
 
 
 def test_scores_are_what_their_definitions_say() -> None:
