@@ -57,6 +57,14 @@ class Refused(PortError):
     """Any other definite no, unknown codes included: the safe class."""
 
 
+class Superseded(PortError):
+    """Another controller writes this journal now: this one may do nothing any more, and ends."""
+
+
+class Reread(Transient):
+    """The journal holds something that this controller has not learnt: it must begin anew by reading it."""
+
+
 class Clock(Protocol):
     """Wall-clock instants."""
 
@@ -134,6 +142,19 @@ class Journal(Protocol):
 
         Returns the records written; none when it was not time, and `head` is not called then. Raises Transient.
         """
+        ...
+
+
+class Tenure(Protocol):
+    """The right to act for a cluster; `epoch` counts its holders."""
+
+    @property
+    def epoch(self) -> int:
+        """Larger for every later holder."""
+        ...
+
+    def check(self) -> None:
+        """Raises Superseded when another controller holds it now, Transient when that cannot be told."""
         ...
 
 

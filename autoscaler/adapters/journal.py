@@ -2,15 +2,19 @@
 
 A line is ``CRC32 of the JSON (8 hex digits), space, JSON of events.Record``. A segment after the first begins with
 Opened, Configured and Snapshot, written to disk as one file, so that a restart folds the newest segment only. A lock
-file keeps a second writer out. May not interpret events.
+file keeps a second writer out and says who the first is. May not interpret events.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import re
+import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +28,7 @@ from autoscaler.ports import Misconfigured, Transient
 
 SEGMENT_BYTES = 16 * 2**20  # folded in 3 s on one core, by which a restart is blind
 SEGMENTS_KEPT = 64
+LOOK_S = 0.02
 
 
 def encode_line(record: Record) -> bytes:
@@ -134,7 +139,8 @@ def read_all(folder: Path) -> Iterator[Record]:
 
 
 class FileJournal:
-    """ports.Journal in a folder. Thread-safe. `repaired` says what was cut off a torn tail on opening, or is empty.
+    """ports.Journal and ports.Tenure in a folder. Thread-safe. `repaired` says what was cut off a torn tail on opening,
+    or is empty; `epoch` counts the writers that the folder has had.
 
     Without `sync` what is durable is only handed to the system: a simulated run loses nothing that a new one does not
     write again.
@@ -150,7 +156,7 @@ class FileJournal:
         self._lock = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock_file = _lock_folder(folder)
+            self._lock_file, self.epoch = _lock_folder(folder)
             self._resume()
         except OSError as error:
             raise Misconfigured(
@@ -185,6 +191,9 @@ class FileJournal:
                 os.close(self._fd)
                 os.close(self._lock_file)
                 self._fd = -1
+
+    def check(self) -> None:
+        """See ports.Tenure: the system keeps the lock for as long as this process lives."""
 
     def append(self, event: Event, *, durable: bool) -> Record:
         """See ports.Journal."""
@@ -270,20 +279,49 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _lock_folder(folder: Path) -> int:
+def _lock_folder(folder: Path) -> tuple[int, int]:
+    """The lock, held, and the number of its holders so far."""
     fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+    before = os.pread(fd, 200, 0).decode(errors="replace").strip()
+    if not _locked(fd):
         os.close(fd)
         raise Misconfigured(
-            f"{folder}: another controller (process {owner}) writes this journal; stop it, or give another --journal",
+            f"{folder}: another controller ({before or 'unknown'}) writes this journal; stop it, or give another "
+            "--journal",
             "journal_locked",
-        ) from None
+        )
+    found = re.search(r"epoch (\d+)", before)
+    epoch = int(found[1]) + 1 if found else 1
     os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return fd
+    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}, epoch {epoch}\n".encode(), 0)
+    return fd, epoch
+
+
+def _locked(fd: int) -> bool:
+    """Whether the lock could be had; who only looks at it (`holder`) has it for a moment."""
+    for last in (False, False, True):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if not last:
+            time.sleep(LOOK_S)
+    return False
+
+
+def holder(folder: Path) -> str:
+    """Who writes the journal of a folder, in words."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDONLY)
+    except OSError:
+        return "nobody yet"
+    try:
+        last = os.pread(fd, 200, 0).decode(errors="replace").strip() or "somebody"
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return f"nobody; the last was {last}"
+    except BlockingIOError:
+        return last
+    finally:
+        os.close(fd)
 
 
 def _cannot_write(path: Path, error: OSError) -> Transient:

@@ -215,7 +215,9 @@ def test_a_lost_segment_is_noticed(tmp_path: Path) -> None:
 
 def test_a_second_controller_is_kept_out(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path)
-    with pytest.raises(Misconfigured, match=rf"another controller \(process {os.getpid()}\) writes this journal"):
+    with pytest.raises(
+        Misconfigured, match=rf"another controller \(process {os.getpid()} on [^,]+, epoch 1\) writes this journal"
+    ):
         FileJournal(tmp_path)
     journal.close()
     FileJournal(tmp_path).close()
