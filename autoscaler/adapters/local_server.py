@@ -16,18 +16,13 @@ import asyncio
 import contextlib
 import hmac
 import os
-import re
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import uvicorn
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -36,17 +31,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from autoscaler.adapters import local_init
-from autoscaler.adapters.local_supply import ICE, CloudConfig, Machine, OfferingConfig, Refusal, Supply
+from autoscaler.adapters.local_nodes import HOST, Instances, Place, raylet
+from autoscaler.adapters.local_supply import ICE, CloudConfig, OfferingConfig, Refusal, Supply
 from autoscaler.core.model import CloudView
-from serve_apps import wire
 
-HOST = "127.0.0.1"
 STEP_S = 0.1
-KILL_AFTER_S = 10.0
-OBJECT_STORE_BYTES = 80_000_000
-# No worker waits idle on an instance that only holds engines.
-NODE_ENV = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
 STATUS = {ICE: 500, "RequestLimitExceeded": 503, "AuthFailure": 401}  # EC2's own statuses; every other code is 400
 WRONG_TOKEN = "wrong or missing bearer token"  # noqa: S105 - words, not a secret
 VIEW: TypeAdapter[CloudView] = TypeAdapter(CloudView)
@@ -56,109 +45,8 @@ def node_command(config: CloudConfig, spec: OfferingConfig, instance_id: str) ->
     """What an instance runs: a raylet with its GPUs and labels, or the config's stand-in."""
     if config.boot_command is not None:
         return list(config.boot_command)
-    labels = {
-        wire.LABEL_INSTANCE_ID: instance_id,
-        wire.LABEL_OFFERING: re.sub(r"[^A-Za-z0-9_.-]", "_", spec.offering),
-        wire.LABEL_INSTANCE_TYPE: spec.instance_type,
-        wire.LABEL_ZONE: spec.zone,
-        wire.LABEL_MARKET: spec.market,
-    }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", config.ray_address]
-    if config.ray_address.startswith(HOST):
-        command += ["--node-ip-address", HOST]
-    return [
-        *command,
-        *("--num-cpus", "1", "--num-gpus", str(spec.gpus)),
-        *("--labels", ",".join(f"{key}={value}" for key, value in labels.items())),
-        *("--object-store-memory", str(OBJECT_STORE_BYTES)),
-        *("--include-log-monitor=false", "--disable-usage-stats"),
-    ]
-
-
-@dataclass(slots=True)
-class _Process:
-    child: subprocess.Popen[bytes]
-    output: IO[bytes]
-    kill_at_s: float | None = None
-
-
-class Instances:
-    """The instances' processes, made to follow the books. Call from one thread that lives as long as the server."""
-
-    def __init__(self, config: CloudConfig, supply: Supply) -> None:
-        self._config = config
-        self._supply = supply
-        self._processes: dict[str, _Process] = {}
-        self._boots_alone = tempfile.NamedTemporaryFile(prefix="qm-boot-")  # noqa: SIM115 - lives as long as this
-
-    def follow(self, now_s: float) -> None:
-        """One step: boot what runs without a process, stop what is terminating, record what ended."""
-        self._supply.advance(now_s)
-        for machine in tuple(self._supply.machines.values()):
-            process = self._processes.get(machine.instance_id)
-            if process is not None and process.child.poll() is not None:
-                self._record_end(machine, process, now_s)
-            elif machine.state == "running" and process is None:
-                self._boot(machine)
-            elif machine.state == "terminating" and process is None:
-                self._supply.ended(machine.instance_id, now_s, "")
-            elif machine.state == "terminating" and process is not None:
-                _stop(process, now_s)
-
-    def stop_all(self) -> None:
-        """End every instance; returns when no process of theirs is left."""
-        while self._processes:
-            for instance_id, process in tuple(self._processes.items()):
-                _stop(process, time.time())
-                if process.child.poll() is not None:
-                    _wipe(process)
-                    del self._processes[instance_id]
-            time.sleep(0.02)
-        self._boots_alone.close()
-
-    def _boot(self, machine: Machine) -> None:
-        spec = self._supply.offerings[machine.offering]
-        lock = self._boots_alone.name if self._config.boot_command is None else ""
-        command = [sys.executable, "-I", "-S", local_init.__file__, str(os.getpid()), lock]
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the instance
-        child = subprocess.Popen(
-            command + node_command(self._config, spec, machine.instance_id),
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | NODE_ENV | self._config.node_env | {"RAY_CLOUD_INSTANCE_ID": machine.instance_id},
-        )
-        self._processes[machine.instance_id] = _Process(child, output)
-
-    def _record_end(self, machine: Machine, process: _Process, now_s: float) -> None:
-        del self._processes[machine.instance_id]
-        tail = _wipe(process)
-        code = process.child.returncode
-        by_itself = "Client.InstanceInitiatedShutdown: the node ended by itself"
-        self._supply.ended(
-            machine.instance_id,
-            now_s,
-            by_itself if code == 0 else f"Server.InternalError: the node ended with {code}{tail}",
-        )
-
-
-def _stop(process: _Process, now_s: float) -> None:
-    if process.kill_at_s is None:
-        process.kill_at_s = now_s + KILL_AFTER_S
-        process.child.terminate()
-    elif now_s > process.kill_at_s:
-        process.child.kill()
-
-
-def _wipe(process: _Process) -> str:
-    """Kill what the instance's first process left (only when it was itself killed) and return its last words."""
-    left = [proc.pid for proc in local_init.processes() if proc.session == process.child.pid]
-    local_init.send(left, signal.SIGKILL)
-    with process.output as output:
-        output.seek(max(0, output.seek(0, os.SEEK_END) - 2000))
-        lines = output.read().decode(errors="replace").strip().splitlines()
-    return f": {lines[-1].strip()[:300]}" if lines else ""
+    place = Place(spec.offering, spec.instance_type, spec.zone, spec.market, spec.gpus)
+    return raylet(config.ray_address, place, instance_id)
 
 
 # ---- HTTP -----------------------------------------------------------------------------------------------------------
@@ -283,7 +171,11 @@ class _Server(uvicorn.Server):
 def run(config: CloudConfig, secret: str, listener: socket.socket, parent: int | None) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end; then every instance's processes are gone."""
     supply = Supply(config, f"i-{secrets.token_hex(4)}")
-    instances = Instances(config, supply)
+
+    def command(instance_id: str) -> list[str]:
+        return node_command(config, supply.offerings[supply.machines[instance_id].offering], instance_id)
+
+    instances = Instances(supply, command, config.node_env, alone=config.boot_command is None)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -1,30 +1,16 @@
-"""The calls that the server answers, each in boto3's words. Pure; may not do I/O, read a clock or draw lots."""
+"""The calls about instances, each in boto3's words, and the table of all. Pure; may not do I/O or read a clock."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import base64
 from typing import Any
 
-from chaos.ec2_server import launch
-from chaos.ec2_server.state import Instance, Kind, Pool, Refusal, Region, Reservation
-
-Params = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call. `at_s` is how old a truth a listing shows (describe lag)."""
-
-    region: Region
-    params: Params
-    now_s: float
-    at_s: float
-
+from chaos.ec2_server import fleet, launch, lookups, reserve
+from chaos.ec2_server.call import Action, Call, page, passes, tag_list
+from chaos.ec2_server.state import Instance, Refusal
 
 STATES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
-PAGE = 1000
+LIFECYCLES = ("spot", "capacity-block", "interruptible-capacity-reservation")
 
 
 def run_instances(call: Call) -> dict[str, Any]:
@@ -35,8 +21,8 @@ def run_instances(call: Call) -> dict[str, Any]:
 
 
 def create_fleet(call: Call) -> dict[str, Any]:
-    """See launch.fleet."""
-    return launch.fleet(call.region, call.params, call.now_s)
+    """See fleet.create."""
+    return fleet.create(call.region, call.params, call.now_s)
 
 
 def describe_instances(call: Call) -> dict[str, Any]:
@@ -44,260 +30,92 @@ def describe_instances(call: Call) -> dict[str, Any]:
     shown = {key: each for key, each in call.region.instances.items() if each.launched_at_s <= call.at_s}
     asked = call.params.get("InstanceIds")
     if asked:
-        missing = [each for each in asked if each not in shown]
-        if missing:
-            raise Refusal("InvalidInstanceID.NotFound", f"The instance IDs '{', '.join(missing)}' do not exist")
+        if "MaxResults" in call.params:
+            raise Refusal("InvalidParameterCombination", "MaxResults and InstanceIds can not be used together")
+        _all_there(asked, shown)
         shown = {key: shown[key] for key in asked}
-    rows = [each for each in shown.values() if _passes(each, call.params.get("Filters", []), call.at_s)]
-    page, after = _page(rows, call.params)
-    found = [{"ReservationId": "r-1", "OwnerId": "1", "Instances": [_instance(e, call.at_s)]} for e in page]
+    filters = call.params.get("Filters", ())
+    rows = [each for each in shown.values() if passes(_facts(each, call.at_s), each.tags, filters)]
+    part, after = page(rows, call.params)
+    found = [{"ReservationId": "r-1", "OwnerId": "1", "Instances": [_instance(e, call.at_s)]} for e in part]
     return {"Reservations": found} | after
 
 
 def terminate_instances(call: Call) -> dict[str, Any]:
     """All or nothing: an unknown or protected instance refuses the call."""
-    ids = call.params.get("InstanceIds", [])
-    missing = [
-        each
-        for each in ids
-        if each not in call.region.instances or call.region.instances[each].launched_at_s > call.at_s
-    ]
-    if missing:
-        raise Refusal("InvalidInstanceID.NotFound", f"The instance IDs '{', '.join(missing)}' do not exist")
-    if held := [each for each in ids if call.region.instances[each].protected]:
+    ids, instances = call.params["InstanceIds"], call.region.instances
+    _all_there(ids, {key for key, each in instances.items() if each.launched_at_s <= call.at_s})
+    if held := [each for each in ids if instances[each].protected]:
         raise Refusal("OperationNotPermitted", f"The instance '{held[0]}' may not be terminated.")
     rows = []
     for key in ids:
-        instance = call.region.instances[key]
-        before = instance.state(call.now_s)
-        instance.stop(call.now_s, call.region.stopping_s, "Client.UserInitiatedShutdown", "User initiated shutdown")
-        rows.append(
-            {"InstanceId": key, "PreviousState": _state(before), "CurrentState": _state(instance.state(call.now_s))}
+        before = instances[key].state(call.now_s)
+        instances[key].stop(
+            call.now_s, call.region.stopping_s, "Client.UserInitiatedShutdown", "User initiated shutdown"
         )
+        after = instances[key].state(call.now_s)
+        rows.append({"InstanceId": key, "PreviousState": _state(before), "CurrentState": _state(after)})
     return {"TerminatingInstances": rows}
 
 
-def describe_capacity_reservations(call: Call) -> dict[str, Any]:
-    """Reservations and blocks, ended ones included, one page."""
-    asked = call.params.get("CapacityReservationIds")
-    rows = list(call.region.reservations.values())
-    if asked:
-        if missing := [each for each in asked if each not in call.region.reservations]:
-            raise Refusal("InvalidCapacityReservationId.NotFound", f"The reservation {missing[0]!r} does not exist")
-        rows = [call.region.reservations[each] for each in asked]
-    kept = [row for row in rows if _tags_pass(row.tags, call.params.get("Filters", []))]
-    page, after = _page(kept, call.params)
-    return {"CapacityReservations": [_reservation(call.region, row, call.now_s) for row in page]} | after
-
-
-def create_capacity_reservation(call: Call) -> dict[str, Any]:
-    """Takes capacity from the pool and the quota, at once and for as long as it lives."""
-    token = call.params.get("ClientToken", "")
-    same = [r for r in call.region.reservations.values() if token and r.client_token == token]
-    if same:
-        return {"CapacityReservation": _reservation(call.region, same[0], call.now_s)}
-    kind, zone, count = call.params["InstanceType"], call.params["AvailabilityZone"], call.params["InstanceCount"]
-    if call.region.quota_room(kind, "on-demand", call.now_s) < count:
-        raise Refusal("InstanceLimitExceeded", "the reservation exceeds your limit")
-    if call.region.room(Pool(kind, zone), call.now_s) < count:
-        raise Refusal("InsufficientInstanceCapacity", f"no capacity for {kind} in {zone}", 500)
-    row = Reservation(
-        reservation_id=call.region.new_id("cr"),
-        instance_type=kind,
-        zone=zone,
-        total=count,
-        created_at_s=call.now_s,
-        start_at_s=call.now_s + call.region.pending_reservation_s,
-        match=call.params.get("InstanceMatchCriteria", "open"),
-        tags=_tags(call.params),
-        client_token=token,
-    )
-    call.region.reservations[row.reservation_id] = row
-    return {"CapacityReservation": _reservation(call.region, row, call.now_s)}
-
-
-def cancel_capacity_reservation(call: Call) -> dict[str, Any]:
-    """Its instances go on running, on demand. A block can not be cancelled."""
-    row = call.region.reservations.get(call.params["CapacityReservationId"])
-    if row is None:
-        raise Refusal("InvalidCapacityReservationId.NotFound", "no such reservation")
-    if row.kind == "capacity-block":
-        raise Refusal("UnsupportedOperation", "a Capacity Block can not be cancelled")
-    row.cancelled_at_s = min(row.cancelled_at_s, call.now_s)
-    for each in call.region.instances.values():
-        if each.reservation == row.reservation_id:
-            each.reservation = ""
-    return {"Return": True}
-
-
-def describe_capacity_block_offerings(call: Call) -> dict[str, Any]:
-    """Blocks for sale of one type and duration that have not begun."""
-    hours = call.params["CapacityDurationHours"]
-    rows = [
-        {
-            "CapacityBlockOfferingId": block.offering_id,
-            "InstanceType": block.instance_type,
-            "AvailabilityZone": block.zone,
-            "InstanceCount": block.count,
-            "StartDate": block.start_at_s,
-            "EndDate": block.end_at_s,
-            "CapacityBlockDurationHours": hours,
-            "UpfrontFee": f"{block.fee_usd:.2f}",
-            "CurrencyCode": "USD",
-        }
-        for block in call.region.blocks.values()
-        if block.instance_type == call.params.get("InstanceType", block.instance_type)
-        and block.count >= call.params.get("InstanceCount", 1)
-        and block.start_at_s > call.now_s
-        and abs(block.end_at_s - block.start_at_s - hours * 3600.0) < 86_400.0
-    ]
-    return {"CapacityBlockOfferings": rows}
-
-
-def purchase_capacity_block(call: Call) -> dict[str, Any]:
-    """Buys. There is no client token: the same call twice buys twice."""
-    block = call.region.blocks.get(call.params["CapacityBlockOfferingId"])
-    if block is None:
-        raise Refusal("InvalidParameterValue", "no such Capacity Block offering")
-    row = Reservation(
-        reservation_id=call.region.new_id("cr"),
-        instance_type=block.instance_type,
-        zone=block.zone,
-        total=block.count,
-        created_at_s=call.now_s,
-        start_at_s=block.start_at_s,
-        end_at_s=block.end_at_s,
-        kind="capacity-block",
-        match="targeted",
-        tags=_tags(call.params),
-    )
-    call.region.reservations[row.reservation_id] = row
-    return {"CapacityReservation": _reservation(call.region, row, call.now_s)}
-
-
-def describe_instance_type_offerings(call: Call) -> dict[str, Any]:
-    """Types by zone."""
-    rows = sorted({(pool.instance_type, pool.zone) for pool in call.region.pools})
-    wanted = {row["Name"]: row["Values"] for row in call.params.get("Filters", [])}
-    kept = [
-        {"InstanceType": kind, "LocationType": "availability-zone", "Location": zone}
-        for kind, zone in rows
-        if any(fnmatch.fnmatch(kind, each) for each in wanted.get("instance-type", ["*"]))
-    ]
-    page, after = _page(kept, call.params)
-    return {"InstanceTypeOfferings": page} | after
-
-
-def describe_subnets(call: Call) -> dict[str, Any]:
-    """Zone and free addresses of subnets."""
-    wanted = {row["Name"]: row["Values"] for row in call.params.get("Filters", [])}
-    named = [each for each in call.region.subnets if each in wanted.get("subnet-id", call.region.subnets)]
-    asked = call.params.get("SubnetIds") or named
-    if missing := [each for each in asked if each not in call.region.subnets]:
-        raise Refusal("InvalidSubnetID.NotFound", f"The subnet ID '{missing[0]}' does not exist")
-    used = [each.subnet for each in call.region.live(call.now_s)]
-    rows = [
-        {
-            "SubnetId": e,
-            "AvailabilityZone": call.region.subnets[e][0],
-            "AvailableIpAddressCount": call.region.subnets[e][1] - used.count(e),
-        }
-        for e in asked
-    ]
-    return {"Subnets": rows}
+def get_console_output(call: Call) -> dict[str, Any]:
+    """What an instance has printed."""
+    key = call.params["InstanceId"]
+    _all_there([key], call.region.instances)
+    text = call.region.console.get(key, "")
+    return {"InstanceId": key, "Timestamp": call.now_s, "Output": base64.b64encode(text.encode()).decode()}
 
 
 # ---- parts of answers -----------------------------------------------------------------------------------------------
-def _page(rows: list[Any], params: Params) -> tuple[list[Any], dict[str, Any]]:
-    start, size = int(params.get("NextToken") or 0), int(params.get("MaxResults") or PAGE)
-    more = {"NextToken": str(start + size)} if start + size < len(rows) else {}
-    return rows[start : start + size], more
-
-
-def _tags(params: Params) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for row in params.get("TagSpecifications", []) for tag in row["Tags"]}
-
-
-def _tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
+def _all_there(asked: list[str], known: Any) -> None:
+    missing = [each for each in asked if each not in known]
+    if len(missing) == 1:
+        raise Refusal("InvalidInstanceID.NotFound", f"The instance ID '{missing[0]}' does not exist")
+    if missing:
+        raise Refusal("InvalidInstanceID.NotFound", f"The instance IDs '{', '.join(missing)}' do not exist")
 
 
 def _state(name: str) -> dict[str, Any]:
     return {"Code": STATES[name], "Name": name}
 
 
-def _tags_pass(tags: Mapping[str, str], filters: list[dict[str, Any]]) -> bool:
-    rows = [row for row in filters if row["Name"].startswith("tag:")]
-    return all(tags.get(row["Name"][4:]) in row["Values"] for row in rows)
-
-
-def _passes(instance: Instance, filters: list[dict[str, Any]], at_s: float) -> bool:
-    facts = {
+def _facts(instance: Instance, at_s: float) -> dict[str, str]:
+    return {
         "client-token": instance.client_token,
         "instance-state-name": instance.state(at_s),
         "availability-zone": instance.zone,
         "instance-type": instance.instance_type,
+        "subnet-id": instance.subnet,
+        "capacity-reservation-id": instance.reservation,
     }
-    unknown = [row["Name"] for row in filters if row["Name"] not in facts and not row["Name"].startswith("tag:")]
-    if unknown:
-        raise Refusal("InvalidParameterValue", f"The filter '{unknown[0]}' is invalid")
-    return all(facts[r["Name"]] in r["Values"] for r in filters if r["Name"] in facts) and _tags_pass(
-        instance.tags, filters
-    )
 
 
 def _instance(each: Instance, at_s: float) -> dict[str, Any]:
-    lifecycle = {"spot": "spot", "capacity-block": "capacity-block"}.get(each.market)
     code, words = each.reason if at_s >= each.stops_at_s else ("", "")
     row: dict[str, Any] = {
         "InstanceId": each.instance_id,
+        "ImageId": each.spec.get("ImageId"),
         "InstanceType": each.instance_type,
         "ClientToken": each.client_token,
         "LaunchTime": each.launched_at_s,
         "State": _state(each.state(at_s)),
         "Placement": {"AvailabilityZone": each.zone, "GroupName": each.group},
         "SubnetId": each.subnet or None,
-        "InstanceLifecycle": lifecycle,
+        "InstanceLifecycle": each.market if each.market in LIFECYCLES else None,
         "CapacityReservationId": each.reservation or None,
-        "Tags": _tag_list(each.tags),
+        "Tags": tag_list(each.tags),
     }
     if code:
         row |= {"StateReason": {"Code": code, "Message": words}, "StateTransitionReason": words}
     return row
 
 
-def _reservation(region: Region, row: Reservation, now_s: float) -> dict[str, Any]:
-    ends = row.end_at_s < float("inf")
-    kind: Kind = row.kind
-    answer = {
-        "CapacityReservationId": row.reservation_id,
-        "InstanceType": row.instance_type,
-        "AvailabilityZone": row.zone,
-        "TotalInstanceCount": row.total,
-        "AvailableInstanceCount": region.free(row, now_s),
-        "State": row.state(now_s),
-        "StartDate": row.start_at_s,
-        "EndDateType": "limited" if ends else "unlimited",
-        "InstanceMatchCriteria": row.match,
-        "CreateDate": row.created_at_s,
-        "ReservationType": kind,
-        "Interruptible": row.interruptible,
-        "Tags": _tag_list(row.tags),
-    }
-    return answer | ({"EndDate": row.end_at_s} if ends else {})
-
-
-Action = Callable[[Call], dict[str, Any]]
 ACTIONS: dict[str, Action] = {
     "RunInstances": run_instances,
     "CreateFleet": create_fleet,
     "DescribeInstances": describe_instances,
     "TerminateInstances": terminate_instances,
-    "DescribeCapacityReservations": describe_capacity_reservations,
-    "CreateCapacityReservation": create_capacity_reservation,
-    "CancelCapacityReservation": cancel_capacity_reservation,
-    "DescribeCapacityBlockOfferings": describe_capacity_block_offerings,
-    "PurchaseCapacityBlock": purchase_capacity_block,
-    "DescribeInstanceTypeOfferings": describe_instance_type_offerings,
-    "DescribeSubnets": describe_subnets,
+    "GetConsoleOutput": get_console_output,
+    **reserve.ACTIONS,
+    **lookups.ACTIONS,
 }

@@ -19,13 +19,16 @@ NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 
 
 @cache
-def model() -> Any:
-    """botocore's model of EC2."""
-    return botocore.session.get_session().get_service_model("ec2")
+def model(service: str = "ec2") -> Any:
+    """botocore's model of a service."""
+    return botocore.session.get_session().get_service_model(service)
 
 
 def decode(body: bytes | str) -> tuple[str, dict[str, Any]]:
-    """Action and parameters of a request body. Unknown actions come with no parameters. Raises nothing."""
+    """Action and parameters of a request body; unknown actions come with no parameters.
+
+    Raises ValueError, TypeError, KeyError or AttributeError for a body of another shape.
+    """
     text = body.decode() if isinstance(body, bytes) else body
     pairs = dict(parse_qsl(text, keep_blank_values=True))
     action = pairs.pop("Action", "")
@@ -58,7 +61,15 @@ def _value(shape: Any, raw: Any) -> Any:
         return int(raw)
     if kind in ("float", "double"):
         return float(raw)
+    if kind == "timestamp":
+        return datetime.fromisoformat(raw).timestamp()
     return raw == "true" if kind == "boolean" else raw
+
+
+def missing(action: str, params: Mapping[str, Any], service: str = "ec2") -> str:
+    """The first parameter that `action` needs and `params` lacks; empty when none is."""
+    shape = model(service).operation_model(action).input_shape
+    return next((name for name in shape.required_members if name not in params), "") if shape is not None else ""
 
 
 def _query_name(name: str, shape: Any) -> str:

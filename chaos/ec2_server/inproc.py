@@ -5,7 +5,6 @@ No socket is opened. Whoever waits (a hang, botocore's sleep between attempts) m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from chaos.ec2_server.server import Ec2Server
-
-_REGION = re.compile(r"ec2\.([a-z0-9-]+)\.")
+from chaos.ec2_server.signature import Request
 
 
 @dataclass
@@ -55,21 +53,24 @@ class Switch:
 
     def attach(self, client: Any) -> None:
         """From now on `client` talks to the server and to nothing else."""
-        client.meta.events.register("before-send.ec2", self._send)
+        client.meta.events.register("before-send", self._send)
 
     def _send(self, request: Any, **_: Any) -> AWSResponse:
         assert self.server is not None
-        found = _REGION.search(request.url)
-        assert found is not None, request.url
-        reply = self.server.handle(found[1], request.body)
+        body = request.body.encode() if isinstance(request.body, str) else request.body or b""
+        headers = {name.lower(): _text(value) for name, value in request.headers.items()}
+        reply = self.server.handle(Request(request.method, request.url, headers, body))
         if reply.broken == "hang":
             if self.clock is not None:
                 self.clock.advance(self.timeout_s)
             raise ReadTimeoutError(endpoint_url=request.url)
         if reply.broken == "lost":
             raise ConnectionClosedError(endpoint_url=request.url)
-        kind = "text/html" if reply.body.startswith(b"<html") else "text/xml;charset=UTF-8"
-        return AWSResponse(request.url, reply.status, {"Content-Type": kind}, _Body(reply.body))
+        return AWSResponse(request.url, reply.status, {"content-type": reply.media}, _Body(reply.body))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 @contextmanager

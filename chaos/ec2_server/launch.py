@@ -14,6 +14,7 @@ from typing import Any
 from chaos.ec2_server.state import Instance, Pool, Refusal, Region, Reservation
 
 Params = Mapping[str, Any]
+DRY_RUN = ("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
 MARKETS = ("on-demand", "spot", "capacity-block", "interruptible-capacity-reservation")
 
 
@@ -35,14 +36,15 @@ class Order:
     user_data: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     volumes_tagged: bool = False
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 def run(region: Region, params: Params, now_s: float) -> tuple[str, tuple[str, ...]]:
     """Reservation id of the launch and its instances' ids. Raises Refusal."""
     params = with_template(region, params)
-    if params.get("DryRun"):
-        raise Refusal("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", 412)
     order = checked(region, params)
+    if params.get("DryRun"):
+        raise Refusal(*DRY_RUN)
     body = json.dumps(params, sort_keys=True, default=str)
     known = region.launches.get((order.zone, order.token)) if order.token else None
     if known is not None:
@@ -62,12 +64,11 @@ def with_template(region: Region, params: Params) -> dict[str, Any]:
         return dict(params)
     name = template.get("LaunchTemplateName") or template.get("LaunchTemplateId", "")
     if name not in region.templates:
-        code = (
-            "InvalidLaunchTemplateName.NotFoundException"
-            if "LaunchTemplateName" in template
-            else ("InvalidLaunchTemplateId.NotFound")
-        )
+        by_name = "LaunchTemplateName" in template
+        code = "InvalidLaunchTemplateName.NotFoundException" if by_name else "InvalidLaunchTemplateId.NotFound"
         raise Refusal(code, f"The launch template {name!r} does not exist.")
+    if template.get("Version", "$Default") not in ("$Default", "$Latest", "1"):
+        raise Refusal("InvalidLaunchTemplateId.VersionNotFound", f"{name!r} has no version {template['Version']}")
     return region.templates[name] | dict(params)
 
 
@@ -76,9 +77,14 @@ def checked(region: Region, params: Params) -> Order:
     low, high = int(params.get("MinCount", 0)), int(params.get("MaxCount", 0))
     if low < 1 or high < low:
         raise Refusal("InvalidParameterValue", f"MinCount {low} and MaxCount {high}: need 1 <= MinCount <= MaxCount")
+    if "InstanceType" not in params:
+        raise Refusal("MissingParameter", "The request must contain the parameter InstanceType")
     if params.get("ImageId") not in region.images:
         raise Refusal("InvalidAMIID.NotFound", f"The image id '[{params.get('ImageId')}]' does not exist")
     zone, subnet = _place(region, params)
+    group = params.get("Placement", {}).get("GroupName", "")
+    if group and group not in region.groups:
+        raise Refusal("InvalidPlacementGroup.Unknown", f"The Placement Group '{group}' is unknown.")
     token = params.get("ClientToken", "")
     if len(token) > 64 or not token.isascii():
         raise Refusal("InvalidParameterValue", "ClientToken: at most 64 ASCII characters")
@@ -105,16 +111,19 @@ def checked(region: Region, params: Params) -> Order:
         token=token,
         preference=wish.get("CapacityReservationPreference", "open"),
         target=target,
-        group=params.get("Placement", {}).get("GroupName", ""),
+        group=group,
         shutdown=params.get("InstanceInitiatedShutdownBehavior", "stop"),
         user_data=params.get("UserData", ""),
         tags=rows.get("instance", {}),
         volumes_tagged="volume" in rows,
+        spec=dict(params),
     )
 
 
 def _place(region: Region, params: Params) -> tuple[str, str]:
     nets = params.get("NetworkInterfaces", [])
+    if nets and params.get("SubnetId"):
+        raise Refusal("InvalidParameterCombination", "Network interfaces and a subnet may not be given together")
     subnet = params.get("SubnetId") or (nets[0].get("SubnetId") if nets else None)
     if subnet is None:
         return params.get("Placement", {}).get("AvailabilityZone", ""), ""
@@ -220,6 +229,8 @@ def _from_pool(region: Region, order: Order, count: int, partly: bool, now_s: fl
 
 def _make(region: Region, order: Order, reservation: str, count: int, now_s: float) -> list[Instance]:
     made = []
+    pool = Pool(order.instance_type, order.zone, "spot" if order.market == "spot" else "on-demand")
+    boot_s = region.boots_s.get(pool, region.boot_s)
     for _ in range(count):
         instance = Instance(
             instance_id=region.new_id("i"),
@@ -230,62 +241,17 @@ def _make(region: Region, order: Order, reservation: str, count: int, now_s: flo
             client_token=order.token,
             tags=dict(order.tags),
             launched_at_s=now_s,
-            running_at_s=now_s + region.boot_s,
+            running_at_s=now_s + boot_s,
             shutdown=order.shutdown,
             reservation=reservation,
             preference=order.preference,
             group=order.group,
             volumes_tagged=order.volumes_tagged,
             user_data=order.user_data,
+            spec=order.spec,
         )
         if region.dies is not None:
-            instance.stop(now_s + region.boot_s, 0.0, *region.dies)
+            instance.stop(now_s + boot_s, 0.0, *region.dies)
         region.instances[instance.instance_id] = instance
         made.append(instance)
     return made
-
-
-def fleet(region: Region, params: Params, now_s: float) -> dict[str, Any]:
-    """CreateFleet of type instant: each override in turn until the target is met. Raises Refusal."""
-    if params.get("Type") != "instant":
-        raise Refusal("InvalidParameterValue", "only instant fleets are served")
-    token = params.get("ClientToken", "")
-    if token and token in region.fleets:
-        return region.fleets[token][1]
-    target = params["TargetCapacitySpecification"]
-    left, market = int(target["TotalTargetCapacity"]), target.get("DefaultTargetCapacityType", "on-demand")
-    answer: dict[str, Any] = {"FleetId": region.new_id("fleet"), "Errors": [], "Instances": []}
-    for config in params["LaunchTemplateConfigs"]:
-        for override in config.get("Overrides", [{}]):
-            if left > 0:
-                left -= _override(region, params, config, override, market, left, now_s, answer)
-    if token:
-        region.fleets[token] = (token, answer)
-    return answer
-
-
-def _override(
-    region: Region,
-    params: Params,
-    config: Params,
-    override: Params,
-    market: str,
-    count: int,
-    now_s: float,
-    answer: dict[str, Any],
-) -> int:
-    life = "spot" if market == "spot" else "on-demand"
-    shown = {"LaunchTemplateAndOverrides": {"Overrides": dict(override)}, "Lifecycle": life}
-    launch = {key: override[key] for key in ("InstanceType", "SubnetId", "Placement") if key in override}
-    launch |= {"LaunchTemplate": config["LaunchTemplateSpecification"], "MinCount": 1, "MaxCount": count}
-    launch["TagSpecifications"] = params.get("TagSpecifications", [])
-    if market != "on-demand":
-        launch["InstanceMarketOptions"] = {"MarketType": market}
-    try:
-        made = grant(region, checked(region, with_template(region, launch)), now_s)
-    except Refusal as refusal:
-        answer["Errors"].append(shown | {"ErrorCode": refusal.code, "ErrorMessage": str(refusal)})
-        return 0
-    ids = [each.instance_id for each in made]
-    answer["Instances"].append(shown | {"InstanceIds": ids, "InstanceType": made[0].instance_type})
-    return len(ids)

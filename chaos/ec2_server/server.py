@@ -1,4 +1,4 @@
-"""One EC2: bodies in, answers out, on whichever clock it is given. May not do I/O or read a clock itself."""
+"""One EC2: requests in, answers out, on whichever clock it is given. May not do I/O or read a clock itself."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from chaos.ec2_server import codec
-from chaos.ec2_server.actions import ACTIONS, Call
+from chaos.ec2_server.call import Call
+from chaos.ec2_server.dialects import DIALECTS, Dialect
 from chaos.ec2_server.faults import Fault
+from chaos.ec2_server.launch import DRY_RUN
+from chaos.ec2_server.signature import Request, check, scope_of
 from chaos.ec2_server.state import Account, Refusal, Region
 
 HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>Bad Gateway</h1></body></html>"
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +26,23 @@ class Reply:
     status: int
     body: bytes
     broken: Literal["", "lost", "hang"] = ""
+    media: str = "text/html"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, read as far as it can be."""
+
+    dialect: Dialect
+    region: str
+    action: str
+    params: dict[str, Any]
 
 
 @dataclass
 class Ec2Server:
     """`lag_s()` is how old the next listing is; by default what its region says. `requests` counts what was
-    sent, by region. Thread-safe.
+    sent to EC2, by region. Thread-safe.
     """
 
     account: Account
@@ -36,46 +50,74 @@ class Ec2Server:
     faults: list[Fault] = field(default_factory=list)
     lag_s: Callable[[Region], float] = field(default=lambda region: region.lag_s)
     requests: Counter[str] = field(default_factory=Counter)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def handle(self, region: str, body: bytes | str) -> Reply:
+    def handle(self, request: Request) -> Reply:
         """Answer one request."""
-        action, params = codec.decode(body)
-        with self._lock:
-            self.requests[region] += 1
+        scope = scope_of(request)
+        service = scope.service if scope is not None else "ec2"
+        dialect = DIALECTS.get(service, DIALECTS["ec2"])
+        with self.lock:
+            if scope is not None and service == "ec2":
+                self.requests[scope.region] += 1
+            try:
+                check(request, scope, self.account, self.now_s())
+                assert scope is not None
+                if service not in DIALECTS:
+                    raise Refusal("InvalidAction", f"The service {service} is not served here.")
+                action, params = _read(dialect, request)
+            except Refusal as refusal:
+                return self._refused(dialect, refusal)
+            asked = _Asked(dialect, scope.region, action, params)
             fault = next((each for each in self.faults if each.takes(action)), None)
-            if fault is None:
-                return self._answer(region, action, params)
-            return self._spoilt(fault, region, action, params)
+            return self._answer(asked) if fault is None else self._spoilt(fault, asked)
 
-    def _spoilt(self, fault: Fault, region: str, action: str, params: dict[str, object]) -> Reply:
-        refused = Reply(fault.status, codec.error(fault.code, "injected", self._request_id()))
+    def _spoilt(self, fault: Fault, asked: _Asked) -> Reply:
+        refused = self._refused(asked.dialect, Refusal(fault.code, "injected", fault.status))
         if fault.kind in ("error", "html", "lost_before"):
-            self.account.regions[region].log.append((self.now_s(), action))
+            self.account.regions[asked.region].log.append((self.now_s(), asked.action))
             if fault.kind == "html":
                 return Reply(502, HTML)
             return refused if fault.kind == "error" else Reply(0, b"", "lost")
-        done = self._answer(region, action, params)
+        done = self._answer(asked)
         if fault.kind == "duplicate":
-            return self._answer(region, action, params)
+            return self._answer(asked)
         if fault.kind == "error_after":
             return refused
         if fault.kind == "garbled":
-            return Reply(done.status, done.body[: len(done.body) // 2])
+            return Reply(done.status, done.body[: len(done.body) // 2], media=done.media)
         return Reply(0, b"", "hang" if fault.kind == "hang" else "lost")
 
-    def _answer(self, name: str, action: str, params: dict[str, object]) -> Reply:
-        region, now_s = self.account.regions[name], self.now_s()
+    def _answer(self, asked: _Asked) -> Reply:
+        region, now_s = self.account.regions[asked.region], self.now_s()
         region.advance(now_s)
-        request_id = self._request_id()
         try:
-            region.admit(action, now_s)
-            if action not in ACTIONS:
-                raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
-            at_s = now_s - self.lag_s(region)
-            return Reply(200, codec.encode(action, ACTIONS[action](Call(region, params, now_s, at_s)), request_id))
+            region.admit(asked.action, now_s)
+            act = asked.dialect.actions.get(asked.action)
+            if act is None:
+                raise Refusal("InvalidAction", f"The action {asked.action} is not valid for this web service.")
+            if missing := asked.dialect.missing(asked.action, asked.params):
+                raise Refusal("MissingParameter", f"The request must contain the parameter {missing}")
+            if asked.params.get("DryRun") and asked.action != "RunInstances":  # which looks at what it is given first
+                raise Refusal(*DRY_RUN)
+            answer = act(Call(region, asked.params, now_s, now_s - self.lag_s(region)))
         except Refusal as refusal:
-            return Reply(refusal.status, codec.error(refusal.code, str(refusal), request_id))
+            return self._refused(asked.dialect, refusal)
+        except UNREADABLE as error:
+            return self._refused(asked.dialect, Refusal("InvalidParameterValue", f"can not be read: {error}"))
+        body = asked.dialect.encode(asked.action, answer, self._request_id())
+        return Reply(200, body, media=asked.dialect.media)
+
+    def _refused(self, dialect: Dialect, refusal: Refusal) -> Reply:
+        body = dialect.error(refusal.code, str(refusal), self._request_id())
+        return Reply(refusal.status, body, media=dialect.media)
 
     def _request_id(self) -> str:
         return f"{self.requests.total():08x}-0000-0000-0000-000000000000"
+
+
+def _read(dialect: Dialect, request: Request) -> tuple[str, dict[str, Any]]:
+    try:
+        return dialect.decode(request)
+    except UNREADABLE as error:
+        raise Refusal("MalformedQueryString", f"The request can not be read: {error}") from error

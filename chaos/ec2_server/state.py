@@ -9,12 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 Kind = Literal["default", "capacity-block"]
 BLOCK_STOP_S = 1800.0  # instances of a block start terminating this long before its end
 BLOCK_WARNING_S = 2400.0
 FORGET_S = 3600.0  # a terminated instance is listed for about an hour
+INTERRUPTED = "EC2 Spot Instance Interruption Warning"
+REBALANCE = "EC2 Instance Rebalance Recommendation"
+RECLAIMED = "EC2 Interruptible Capacity Reservation Instance Interruption Warning"
+TAKEN = "EC2 Capacity Reservation Instance Interruption Warning"
+DELIVERED = "Capacity Block Reservation Delivered"
+EXPIRES = "Capacity Block Reservation Expiration Warning"
 FAMILIES = {"p": "P", "g": "G", "vt": "G", "trn": "Trn", "inf": "Inf"}
 
 
@@ -84,6 +91,7 @@ class Instance:
     protected: bool = False
     volumes_tagged: bool = False
     user_data: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
 
     def state(self, at_s: float) -> str:
         """EC2's word for it."""
@@ -120,12 +128,16 @@ class Reservation:
     interruptible: bool = False
     tags: dict[str, str] = field(default_factory=dict)
     cancelled_at_s: float = math.inf
+    paid_at_s: float = -math.inf
     client_token: str = ""
+    told: set[str] = field(default_factory=set)  # the events that have been sent about it
 
     def state(self, at_s: float) -> str:
         """EC2's word for it."""
         if at_s >= self.cancelled_at_s:
             return "cancelled"
+        if at_s < self.paid_at_s:
+            return "payment-pending"
         if at_s >= self.end_at_s:
             return "expired"
         if at_s >= self.start_at_s:
@@ -145,6 +157,21 @@ class BlockOffering:
     end_at_s: float
     fee_usd: float
 
+    @property
+    def hours(self) -> int:
+        """Its duration, as it is asked for."""
+        return round((self.end_at_s - self.start_at_s) / 3600.0)
+
+
+@dataclass(slots=True)
+class Message:
+    """An event in the queue; hidden until `hidden_until_s` after it was received, and there until it is deleted."""
+
+    message_id: str
+    event: dict[str, Any]
+    hidden_until_s: float = -math.inf
+    receipt: str = ""
+
 
 @dataclass(slots=True)
 class Region:
@@ -152,7 +179,8 @@ class Region:
 
     `pools` is the inventory in instances, ours included; a type is offered in a zone when a pool of it exists.
     `subnets` maps a subnet to its zone and free addresses, `templates` a launch template to its data in RunInstances'
-    words. `lag_s` is the greatest age of what a listing shows.
+    words. `lag_s` is the greatest age of what a listing shows. `stopping_s` is how long an instance takes to end; it is
+    endless where something outside says when it has (`ended`).
     """
 
     name: str = "us-east-1"
@@ -162,10 +190,14 @@ class Region:
     subnets: dict[str, tuple[str, int]] = field(default_factory=dict)
     templates: dict[str, dict[str, Any]] = field(default_factory=dict)
     images: set[str] = field(default_factory=lambda: {"ami-1"})
+    groups: dict[str, str] = field(default_factory=lambda: {"pg": "cluster"})  # placement groups and their strategy
+    console: dict[str, str] = field(default_factory=dict)  # what instances have printed
     blocks: dict[str, BlockOffering] = field(default_factory=dict)
     boot_s: float = 5.0
+    boots_s: dict[Pool, float] = field(default_factory=dict)  # where a pool's instances take another time
     stopping_s: float = 20.0
     pending_reservation_s: float = 5.0
+    payment_s: float = 0.0
     lag_s: float = 0.0
     group_limit: int | None = None  # instances of one placement group in one zone
     dies: tuple[str, str] | None = None  # every new instance ends at once, for this reason
@@ -178,6 +210,8 @@ class Region:
     reservations: dict[str, Reservation] = field(default_factory=dict)
     launches: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     fleets: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    queue: str = "qm-events"
+    messages: list[Message] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
     log: list[tuple[float, str]] = field(default_factory=list)
     made: int = 0
@@ -233,38 +267,84 @@ class Region:
         return reservation.total - sum(each.reservation == reservation.reservation_id for each in self.live(now_s))
 
     def advance(self, now_s: float) -> None:
-        """Blocks end; what ended long ago is forgotten."""
+        """Blocks begin and end; what ended long ago is forgotten."""
         for block in self.reservations.values():
-            stops_at_s = block.end_at_s - BLOCK_STOP_S
-            if block.kind == "capacity-block" and now_s >= stops_at_s:
-                for each in self.instances.values():
-                    if each.reservation == block.reservation_id:
-                        each.stop(stops_at_s, self.stopping_s, "Server.CapacityReservationExpired", "the block ends")
+            if block.kind == "capacity-block" and block.cancelled_at_s > now_s:
+                self._live_through(block, now_s)
         gone = [key for key, each in self.instances.items() if now_s >= each.gone_at_s + FORGET_S]
         for key in gone:
             del self.instances[key]
+
+    def _live_through(self, block: Reservation, now_s: float) -> None:
+        stops_at_s = block.end_at_s - BLOCK_STOP_S
+        detail = {"capacity-reservation-id": block.reservation_id, "end-date": iso(block.end_at_s)}
+        for kind, at_s in ((DELIVERED, block.start_at_s), (EXPIRES, block.end_at_s - BLOCK_WARNING_S)):
+            if at_s <= now_s < block.end_at_s and kind not in block.told:
+                block.told.add(kind)
+                self.notices.append(event(kind, at_s, detail, self.name))
+        if now_s < block.end_at_s - BLOCK_WARNING_S:
+            return
+        for each in self.instances.values():
+            if each.reservation != block.reservation_id or each.stops_at_s <= stops_at_s:
+                continue
+            if now_s < stops_at_s and each.instance_id not in block.told:
+                block.told.add(each.instance_id)
+                self.notices.append(event(TAKEN, now_s, _last(each, stops_at_s), self.name))
+            if now_s >= stops_at_s:
+                each.stop(stops_at_s, self.stopping_s, "Server.CapacityReservationExpired", "the block ends")
+
+    def ended(self, instance_id: str, now_s: float, code: str, message: str) -> None:
+        """Nothing runs on the instance any more, for the reason given unless it was being stopped."""
+        instance = self.instances[instance_id]
+        instance.stop(now_s, 0.0, code, message)
+        instance.gone_at_s = min(instance.gone_at_s, now_s)
 
     def interrupt(self, instance_id: str, now_s: float, notice_s: float = 120.0) -> float:
         """Weather: a spot (or interruptible) instance gets its notice; returns when it is taken."""
         instance = self.instances[instance_id]
         at_s = now_s + notice_s
         instance.stop(at_s, self.stopping_s, "Server.SpotInstanceTermination", "Spot instance termination")
-        kind = "EC2 Spot Instance Interruption Warning"
-        detail = {"instance-id": instance_id, "instance-action": "terminate"}
-        self.notices.append(event(kind, now_s, detail, self.name))
+        spot = instance.market == "spot" or not instance.reservation
+        detail = {"instance-id": instance_id, "instance-action": "terminate"} if spot else _last(instance, at_s)
+        self.notices.append(event(INTERRUPTED if spot else RECLAIMED, now_s, detail, self.name))
         return at_s
+
+    def advise(self, instance_id: str, now_s: float) -> None:
+        """Weather: a rebalance recommendation."""
+        self.notices.append(event(REBALANCE, now_s, {"instance-id": instance_id}, self.name))
 
 
 def event(kind: str, at_s: float, detail: Mapping[str, Any], region: str) -> dict[str, Any]:
     """An event as EventBridge puts it into a queue. `at_s` becomes the ISO instant in `time`."""
-    from datetime import UTC, datetime
+    return {"detail-type": kind, "source": "aws.ec2", "region": region, "time": iso(at_s), "detail": dict(detail)}
 
-    time = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return {"detail-type": kind, "source": "aws.ec2", "region": region, "time": time, "detail": dict(detail)}
+
+def iso(at_s: float) -> str:
+    """An instant as AWS writes it."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _last(instance: Instance, at_s: float) -> dict[str, str]:
+    return {
+        "instance-id": instance.instance_id,
+        "instance-action": "terminate",
+        "instance-termination-time": iso(at_s),
+    }
+
+
+@dataclass(slots=True)
+class Key:
+    """An access key: its secret, its session token if it has one, and its end."""
+
+    secret: str
+    session: str = ""
+    expires_at_s: float = math.inf
 
 
 @dataclass(slots=True)
 class Account:
-    """Regions by name."""
+    """Regions by name, and who may call. `skew_s` is how far a caller's clock may be off."""
 
     regions: dict[str, Region]
+    keys: dict[str, Key] = field(default_factory=lambda: {"test": Key("test")})
+    skew_s: float = math.inf
