@@ -10,6 +10,7 @@ is ``unit.service.variant`` with the single deployment ``LLM_DEPLOYMENT``.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -142,6 +143,7 @@ def service_key(unit: str, service: str) -> str:
     return f"{unit}/{service}"
 
 
+@lru_cache(maxsize=4096)  # asked for every replica in every tick
 def app_name(service: str, variant: str) -> str:
     """The Serve application of one variant of ``unit/service``. Names hold no dots, so `split_app` undoes this."""
     return f"{service.replace('/', '.')}.{variant}"

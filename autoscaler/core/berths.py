@@ -28,11 +28,10 @@ class Option:
     shape: Shape
     capacity: Capacity
     lead_s: float = 0.0  # boot + load, at P90
+    app: str = field(init=False)  # the Serve application of this variant
 
-    @property
-    def app(self) -> str:
-        """The Serve application of this variant."""
-        return app_name(self.shape.service, self.shape.variant)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "app", app_name(self.shape.service, self.shape.variant))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,20 +48,14 @@ class Berth:
     ready: Mapping[str, int] = field(default_factory=dict)
     pace: float = 1.0  # how many times longer a step takes here than elsewhere
     seats: int = 0
-    free_gpus: int = 0
+    free_gpus: int = field(init=False)
+    sunk: bool = field(init=False)  # paid for whether used or not
+    usd_per_gpu_h: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.free_gpus = self.offering.gpus
-
-    @property
-    def sunk(self) -> bool:
-        """Whether it is paid for in use or not."""
-        return self.offering.market in SUNK
-
-    @property
-    def usd_per_gpu_h(self) -> float:
-        """Price of one of its GPUs."""
-        return self.offering.price_usd_per_h / max(1, self.offering.gpus)
+        offering = self.offering
+        self.free_gpus, self.sunk = offering.gpus, offering.market in SUNK
+        self.usd_per_gpu_h = offering.price_usd_per_h / max(1, offering.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,16 +64,13 @@ class Seat:
 
     option: Option
     berths: tuple[Berth, ...]
+    usd_per_h: float = field(init=False)  # price of the GPUs it takes
+    rps: float = field(init=False)  # that it is planned to carry: the slowest of its instances sets the pace
 
-    @property
-    def usd_per_h(self) -> float:
-        """Price of the GPUs it takes."""
-        return sum(self.option.shape.gpus * berth.usd_per_gpu_h for berth in self.berths)
-
-    @property
-    def rps(self) -> float:
-        """Requests per second it is planned to carry: the slowest of its instances sets the pace."""
-        return self.option.capacity.rps / max(berth.pace for berth in self.berths)
+    def __post_init__(self) -> None:
+        gpus, rps, berths = self.option.shape.gpus, self.option.capacity.rps, self.berths
+        object.__setattr__(self, "usd_per_h", sum([gpus * berth.usd_per_gpu_h for berth in berths]))
+        object.__setattr__(self, "rps", rps / max([berth.pace for berth in berths]))
 
     @property
     def joined(self) -> bool:

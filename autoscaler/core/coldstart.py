@@ -16,8 +16,8 @@ on H100, 2025), against 1 GB/s from network storage; an 8B on g6.2xlarge took 52
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import exp
 from statistics import NormalDist
 
@@ -39,7 +39,8 @@ LOAD_LIMIT_MIN_S = 1200.0  # joined and not ready (docs/capacity.md)
 LOAD_LIMIT_LOADS = 3.0
 
 
-def quantile_s(samples: Sequence[float], prior_s: float, q: float) -> float:
+@lru_cache(maxsize=4096)  # of every shape, some ten times a tick, and it changes with a start only
+def quantile_s(samples: tuple[float, ...], prior_s: float, q: float) -> float:
     """The `q` quantile of a start's seconds, from the prior's median and what was observed (oldest first)."""
     prior = prior_s * exp(PRIOR_SIGMA * NormalDist().inv_cdf(q))
     if not samples:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 from . import calibrate, coldstart, series
@@ -110,7 +112,7 @@ def _planned(beliefs: Beliefs, event: Planned) -> Beliefs:
     services = dict(beliefs.services)
     for demand in event.plan.demands:
         known = services.get(demand.service, ServiceBelief())
-        kept = tuple(row for row in known.planned if row[0] > event.at_s - PLANNED_S)
+        kept = _since(known.planned, event.at_s - PLANNED_S, itemgetter(0))
         services[demand.service] = replace(known, planned=(*kept, (event.at_s, demand.unheld_rps)))
     return replace(beliefs, services=services, last_plan=event.plan)
 
@@ -357,7 +359,7 @@ def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> Service
     # Until a first answer nobody knows how long requests are. To call that blind would keep a service at zero for ever.
     prefill, decode = _value(load.prefill_tps) or 0.0, _value(load.decode_tps) or 0.0
     sample = Sample(at_s=at_s, arrival_rps=rps, prefill_tps=prefill, decode_tps=decode)
-    kept = tuple(row for row in known.history if row.at_s > at_s - HISTORY_S)
+    kept = _since(known.history, at_s - HISTORY_S, attrgetter("at_s"))
     queued = _value(load.queued)
     return replace(
         known,
@@ -403,6 +405,11 @@ def _value(signal: Signal) -> float | None:
     if isinstance(signal, Measured):
         return signal.value
     return 0.0 if isinstance(signal, Idle) else None
+
+
+def _since(rows: tuple[T, ...], at_s: float, when: Callable[[T], float]) -> tuple[T, ...]:
+    """The rows, which are in order of time, from after `at_s` on."""
+    return rows[bisect_right(rows, at_s, key=when) :]
 
 
 def _without(rows: dict[str, T], gone: str) -> dict[str, T]:

@@ -39,7 +39,7 @@ class Presence:
 
     replicas: tuple[Moored, ...]
     led: dict[str, dict[str, tuple[tuple[str, ...], ...]]]
-    ready: dict[str, Counter[str]]
+    ready: dict[str, dict[str, int]]
     occupied: frozenset[str]
 
     @classmethod
@@ -47,7 +47,7 @@ class Presence:
         """Those of a view; a replica without a place is nowhere."""
         replicas: list[Moored] = []
         led: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {}
-        ready: dict[str, Counter[str]] = {}
+        ready: dict[str, dict[str, int]] = {}
         occupied: set[str] = set()
         for row in sorted(serving.replicas, key=lambda row: row.state != "ready"):
             if not row.instance_id:
@@ -59,7 +59,8 @@ class Presence:
                 replicas.append(Moored(app=app, service=row.service, instances=instances, ready=row.state == "ready"))
                 here = led.setdefault(row.instance_id, {})
                 here[app] = (*here.get(app, ()), row.also_on)
-                ready.setdefault(row.instance_id, Counter())[app] += row.state == "ready"
+                serve = ready.setdefault(row.instance_id, {})
+                serve[app] = serve.get(app, 0) + (row.state == "ready")
         return cls(replicas=tuple(replicas), led=led, ready=ready, occupied=frozenset(occupied))
 
     def by_service(self) -> dict[str, int]:

@@ -6,7 +6,9 @@ bets on a forecast over a time in which a mistake could not be mended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
 
 from policies.model import Goal
 
@@ -23,12 +25,14 @@ def hold_s(lead_s: float, goal: Goal) -> float:
 
 
 def held_rps(
-    planned: Iterable[tuple[float, float]], rps: float, lead_s: float, goal: Goal, now_s: float
+    planned: Sequence[tuple[float, float]], rps: float, lead_s: float, goal: Goal, now_s: float
 ) -> tuple[float, tuple[Reason, ...]]:
-    """The largest demand planned within the hold window, and the reason when that is above the present one."""
+    """The largest demand of `planned` (at_s, requests/s; oldest first) within the hold window, and the reason when that
+    is above the present one.
+    """
     window_s = hold_s(lead_s, goal)
-    before = [(value, at_s) for at_s, value in planned if at_s > now_s - window_s]
-    highest, at_s = max(before, default=(rps, now_s))
+    first = bisect_right(planned, now_s - window_s, key=itemgetter(0))
+    highest, at_s = max(map(itemgetter(1, 0), planned[first:]), default=(rps, now_s))
     if highest <= rps:
         return rps, ()
     return highest, (why(ReasonCode.HOLD_WINDOW, held_rps=highest, hold_s=window_s, since_s=now_s - at_s),)
