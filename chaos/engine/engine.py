@@ -208,9 +208,8 @@ class Engine:
         """What happened to `service` since the last call."""
         entry = self._memory["services"][service]
         output = int(entry["output_tokens"]) + loop.unseen_tokens(self._memory.root, service, self.now_s)
-        now = (
-            int(entry["arrived"]), int(entry["input_tokens"]), output, int(entry["finished"]), int(entry["shed"])
-        )  # fmt: skip
+        ended = int(entry["finished"]) + int(entry["overflowed"])  # the endpoint's tokens are in `output` as well
+        now = (int(entry["arrived"]), int(entry["input_tokens"]), output, ended, int(entry["shed"]))
         before, self._windows[service] = self._windows[service], now
         arrived, inputs, outputs, finished, shed = (a - b for a, b in zip(now, before, strict=True))
         return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), finished, shed)

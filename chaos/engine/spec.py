@@ -103,7 +103,8 @@ class ServiceSpec:
 class Window(NamedTuple):
     """One service since the last window. `queued` and `running` are now, in the gateway's queue and on replicas.
 
-    `input_tokens` are those of the requests that arrived, `output_tokens` those that were generated.
+    `input_tokens` are those of the requests that arrived, `output_tokens` those that were generated, and `finished`
+    the requests that were answered, by an overflow endpoint as well.
     """
 
     arrived: int

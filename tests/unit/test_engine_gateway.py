@@ -60,6 +60,8 @@ def test_overflow_may_come_before_waiting() -> None:
     made.add_replica(0, 0, PLAIN, slots=1)
     made.advance(9.0)
     assert (made.totals(0).overflowed, made.totals(0).finished) == (2, 2)
+    window = made.window(0)
+    assert (window.finished, window.output_tokens) == (4, 4 * 11), "what the endpoint answers has tokens and an end"
 
 
 def test_overflow_after_too_long_a_wait_is_a_miss() -> None:
