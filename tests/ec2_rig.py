@@ -1,12 +1,12 @@
-"""The EC2 adapter over the server in this process: real boto3, no socket, a clock that moves when somebody waits."""
+"""The EC2 adapter over the test EC2: real boto3, in-process or over a socket; time passes when somebody waits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Literal
 
 from boto3.session import Session
 from botocore.config import Config
@@ -14,6 +14,7 @@ from botocore.config import Config
 from autoscaler.adapters.ec2 import Ec2Cloud, Ec2Config, OfferConfig
 from autoscaler.adapters.ec2.calls import READ_ATTEMPTS, Clients
 from chaos.ec2_server import Account, Ec2Server, Fault, Region
+from chaos.ec2_server.http import HttpServer
 from chaos.ec2_server.inproc import Switch, VirtualClock, sleeping_on
 from chaos.ec2_server.state import Pool
 
@@ -21,21 +22,35 @@ BIG, HUGE = "g6e.12xlarge", "p5.48xlarge"
 EAST, WEST = "us-east-1", "us-west-2"
 A, B = "us-east-1a", "us-east-1b"
 SWITCH = Switch()
+SOCKET_TIMEOUT_S = 0.4
+Wire = Literal["inproc", "socket"]
 
 
 @cache
-def clients(region: str) -> Clients:
-    """Slow to make, so made once; where they lead is the switch's matter."""
+def door() -> HttpServer:
+    """The one socket of all tests; which server answers there may change."""
+    made = HttpServer(Ec2Server(Account({}), VirtualClock().now_s))
+    made.__enter__()
+    return made
 
-    def client(attempts: int) -> Any:
-        rules = {"mode": "standard", "total_max_attempts": attempts}
-        made = Session(aws_access_key_id="test", aws_secret_access_key="test").client(
-            "ec2", region_name=region, config=Config(retries=rules)
-        )
+
+def client(service: str, region: str, wire: Wire = "inproc", attempts: int = 1, secret: str = "test") -> Any:
+    """A client of boto3's with the test's key."""
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": attempts}, read_timeout=SOCKET_TIMEOUT_S, proxies={}
+    )
+    made = Session(aws_access_key_id="test", aws_secret_access_key=secret).client(
+        service, region_name=region, config=config, endpoint_url=door().url if wire == "socket" else None
+    )
+    if wire == "inproc":
         SWITCH.attach(made)
-        return made
+    return made
 
-    return Clients(client(READ_ATTEMPTS), client(1))
+
+@cache
+def clients(region: str, wire: Wire = "inproc") -> Clients:
+    """Slow to make, so made once; where they lead is the switch's or the door's matter."""
+    return Clients(client("ec2", region, wire, READ_ATTEMPTS), client("ec2", region, wire))
 
 
 def region(name: str = EAST, **changes: Any) -> Region:
@@ -97,7 +112,11 @@ class Ec2Rig:
 
 @contextmanager
 def ec2(
-    *regions: Region, offers: tuple[OfferConfig, ...] = OFFERS, clock: VirtualClock | None = None, **changes: Any
+    *regions: Region,
+    offers: tuple[OfferConfig, ...] = OFFERS,
+    clock: VirtualClock | None = None,
+    wire: Wire = "inproc",
+    **changes: Any,
 ) -> Iterator[Ec2Rig]:
     """A rig; the active region first. `changes` are of the adapter's config."""
     clock = clock or VirtualClock()
@@ -105,14 +124,17 @@ def ec2(
     server = Ec2Server(Account(names), clock.now_s)
     rows = {"cluster": "test", "region": EAST, "launch_template": "qm", "offerings": offers}
     config = Ec2Config.model_validate(rows | {"sweep_regions": tuple(name for name in names if name != EAST)} | changes)
-    SWITCH.server, SWITCH.clock = server, clock
+    if wire == "socket":
+        door().core = server
+    else:
+        SWITCH.server, SWITCH.clock = server, clock
 
     def notices() -> list[dict[str, Any]]:
         taken, server.account.regions[EAST].notices = server.account.regions[EAST].notices, []
         return taken
 
     with sleeping_on(clock):
-        cloud = Ec2Cloud(config, clock.now_s, clients=clients, notices=notices)
+        cloud = Ec2Cloud(config, clock.now_s, clients=partial(clients, wire=wire), notices=notices)
         try:
             yield Ec2Rig(server, clock, cloud)
         finally:

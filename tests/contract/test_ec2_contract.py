@@ -1,4 +1,4 @@
-"""The suite of the Cloud port, run on EC2's adapter: real boto3 against the server in this process."""
+"""The suite of the Cloud port on the EC2 adapter: real boto3 against the test EC2, in-process and over a socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.contract.test_cloud_contract import (
     test_giving_back_an_unknown_instance_is_not_found,
     test_the_same_token_in_the_same_offering_never_launches_twice,
 )
-from tests.ec2_rig import BIG, A, B, ec2, offer, region
+from tests.ec2_rig import BIG, A, B, Wire, ec2, offer, region
 
 __all__ = [
     "test_a_launch_goes_from_pending_to_running_and_keeps_its_token",
@@ -38,12 +38,13 @@ __all__ = [
 POOLS = {"od-a": Pool(BIG, A), "od-b": Pool(BIG, B), "spot-a": Pool(BIG, A, "spot")}
 
 
-@pytest.fixture
-def rig() -> Iterator[Rig]:
+@pytest.fixture(params=["inproc", "socket"])
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     offers = (offer("od-a"), offer("od-b", B), offer("spot-a", A, "spot"))
     limits = {("G", "on-demand"): 6 * 48}
     every: dict[str, Any] = {"describe_every_s": 0.01, "unsettled_every_s": 0.01}
-    with ec2(region(quotas=limits), offers=offers, spot_notice_s=0.6, calls_burst=1000, **every) as made:
+    wire: Wire = request.param
+    with ec2(region(quotas=limits), offers=offers, wire=wire, spot_notice_s=0.6, calls_burst=1000, **every) as made:
 
         def set_supply(name: str, count: int) -> None:
             made.region.pools[POOLS[name]] = count
