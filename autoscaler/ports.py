@@ -7,9 +7,9 @@ may be called from any thread. `tests/contract` runs one suite per port on every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autoscaler.core.events import Event, Record
 from autoscaler.core.model import CloudView, EngineLoad, ServiceLoad, ServingView, Shape
@@ -120,6 +120,33 @@ class Cloud(Protocol):
 
     def terminate(self, instance_id: str) -> None:
         """Give the instance back; a second call is a no-op. Raises NotFound, Refused, Throttled, Transient."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetAnswer:
+    """What one call for several offerings got: ids by the offering that they landed in, and who refused."""
+
+    granted: dict[str, tuple[str, ...]]
+    refused: dict[str, PortError]
+
+
+@runtime_checkable
+class FleetCloud(Cloud, Protocol):
+    """A cloud that can be asked for several offerings in one call, and knows what an instance said last."""
+
+    def together(self, offerings: Sequence[str]) -> tuple[str, ...]:
+        """The longest beginning of `offerings` that one call can ask for, tried in that order."""
+        ...
+
+    def launch_any(self, offerings: Sequence[str], count: int, token: str) -> FleetAnswer:
+        """Ask for `count` instances in all, at any of `offerings`. The same token for the same offerings returns the
+        same instances. Raises as Cloud.launch what holds for all of them.
+        """
+        ...
+
+    def last_words(self, instance_id: str) -> str:
+        """The end of what the instance wrote to its console, on one line; empty when there is none. Never raises."""
         ...
 
 

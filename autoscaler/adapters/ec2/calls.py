@@ -16,6 +16,7 @@ from autoscaler.adapters.aws_codes import known, port_error
 from autoscaler.ports import Misconfigured, PortError, Throttled, Transient
 
 READ_ATTEMPTS = 3
+PAGE = 1000
 CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 20.0
 SLOW_BASE_S = 2.0
@@ -27,28 +28,36 @@ _NO_ACCESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """One region's: `read` repeats what failed, `write` (launch, terminate, purchase) never does."""
+    """One region's: `read` repeats what failed, `write` (launch, terminate, purchase) never does. `quotas` is Service
+    Quotas' client, where limits are read.
+    """
 
     read: Any
     write: Any
+    quotas: Any = None
 
 
-def connect(region: str, endpoint_url: str | None = None) -> Clients:
-    """Clients with the default credentials. Raises Misconfigured."""
+def client(service: str, region: str, *, attempts: int, read_timeout_s: float = READ_TIMEOUT_S) -> Any:
+    """A client with the default credentials, at the address that boto3's environment names. Raises Misconfigured."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    def client(mode: str, attempts: int) -> Any:
-        rules = {"mode": mode, "total_max_attempts": attempts}
-        config = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries=rules)
-        return session.client("ec2", region_name=region, endpoint_url=endpoint_url, config=config)
-
+    rules = {"mode": "standard", "total_max_attempts": attempts}
+    config = Config(connect_timeout=CONNECT_TIMEOUT_S, read_timeout=read_timeout_s, retries=rules)
     try:
-        session = boto3.session.Session()
-        return Clients(client("standard", READ_ATTEMPTS), client("standard", 1))
+        return boto3.session.Session().client(service, region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
         raise Misconfigured(f"region {region!r}: {error}", type(error).__name__) from error
+
+
+def connect(region: str) -> Clients:
+    """One region's clients. Raises Misconfigured."""
+    return Clients(
+        client("ec2", region, attempts=READ_ATTEMPTS),
+        client("ec2", region, attempts=1),
+        client("service-quotas", region, attempts=READ_ATTEMPTS),
+    )
 
 
 @dataclass
@@ -115,6 +124,39 @@ class Caller:
         """A call that is sent once. Raises as ports."""
         return self._call(self.clients.write, operation, offering, params)
 
+    def pages(self, operation: str, key: str, **params: Any) -> list[dict[str, Any]]:
+        """All rows of a listing. Raises as ports."""
+        rows: list[dict[str, Any]] = []
+        after: dict[str, Any] = {}
+        while True:
+            answer = self.read(operation, **params, MaxResults=PAGE, **after)
+            rows += answer.get(key, ())
+            if not answer.get("NextToken"):
+                return rows
+            after = {"NextToken": answer["NextToken"]}
+
+    def instances(self, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Instances that pass `filters`. Raises as ports."""
+        groups = self.pages("describe_instances", "Reservations", Filters=filters)
+        return [row for group in groups for row in group["Instances"]]
+
+    def quotas(self) -> list[dict[str, Any]]:
+        """EC2's limits by Service Quotas, none where there is no client for it. Raises as ports."""
+        rows: list[dict[str, Any]] = []
+        after: dict[str, Any] = {}
+        while self.clients.quotas is not None:
+            answer = self._call(self.clients.quotas, "list_service_quotas", "", {"ServiceCode": "ec2"} | after)
+            rows += answer.get("Quotas", ())
+            if not answer.get("NextToken"):
+                break
+            after = {"NextToken": answer["NextToken"]}
+        return rows
+
+    def count(self, code: str) -> None:
+        """Count a code that no class holds. A bare status is a proxy's answer, not EC2's."""
+        if known(code) is None and not code.isdigit():
+            self.unknown[code] += 1
+
     def _before(self, **_: Any) -> None:
         self.bucket.take()
 
@@ -142,6 +184,5 @@ class Caller:
         found = port_error(code, str(row.get("Message") or error), offering=offering, status=int(status or 500))
         if isinstance(found, Throttled):
             self.bucket.slow_down()
-        elif known(code) is None and not code.isdigit():  # a bare status is a proxy's answer, not EC2's
-            self.unknown[code] += 1
+        self.count(code)
         return found

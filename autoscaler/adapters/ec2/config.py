@@ -14,7 +14,11 @@ RESERVED: frozenset[Market] = frozenset({"odcr", "block", "interruptible"})
 
 
 class OfferConfig(Strict):
-    """A place to get instances. A reservation or block is an offering of its own, named by its id in `reservation`."""
+    """A place to get instances. A reservation or block is an offering of its own, named by its id in `reservation`.
+
+    With `efa_interfaces` a launch asks for so many network cards of that kind; `vcpus` of one instance are what it
+    takes of a quota (0: not known).
+    """
 
     offering: Text
     instance_type: Text
@@ -25,6 +29,8 @@ class OfferConfig(Strict):
     price_usd_per_h: Annotated[float, Field(ge=0.0)]
     reservation: str = ""
     placement_group: str = ""
+    efa_interfaces: Annotated[int, Field(ge=0)] = 0
+    vcpus: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _reserved(self) -> OfferConfig:
@@ -44,8 +50,10 @@ class OfferConfig(Strict):
 class Ec2Config(Strict):
     """One cluster's account. `region` acquires; `sweep_regions` are only looked at, so that nothing is lost there.
 
-    `max_life_s` is the hard deadline written on each instance at its launch, from which it is announced as a reclaim
-    `deadline_notice_s` before. Listings are renewed every `describe_every_s`, at once after a change of ours.
+    The launch template holds everything else about an instance; `image` overrides its image, `security_groups` are for
+    launches with EFA, which name their network cards themselves. `notices_queue` is the SQS queue of EventBridge's
+    events. `max_life_s` is the hard deadline written on each instance at its launch, from which it is announced as a
+    reclaim `deadline_notice_s` before. Listings are renewed every `describe_every_s`, at once after a change of ours.
     """
 
     cluster: Text
@@ -53,6 +61,9 @@ class Ec2Config(Strict):
     launch_template: Text
     offerings: Annotated[tuple[OfferConfig, ...], Field(min_length=1)]
     sweep_regions: tuple[Text, ...] = ()
+    image: str = ""
+    security_groups: tuple[Text, ...] = ()
+    notices_queue: str = ""
     max_life_s: Seconds = 7 * 86_400.0
     deadline_notice_s: Seconds = 1800.0
     spot_notice_s: Seconds = 120.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,10 @@ from autoscaler.adapters.aws_codes import DIED_RECLAIMED
 from autoscaler.adapters.ec2.config import Ec2Config, OfferConfig
 from autoscaler.core.model import CloudInstance, CloudState, Offering
 
-TAG_CLUSTER, TAG_OFFERING, TAG_TOKEN, TAG_DEADLINE = "qm:cluster", "qm:offering", "qm:token", "qm:deadline-at-s"
+TAG_CLUSTER, TAG_OFFERING, TAG_TOKEN = "qm:cluster", "qm:offering", "qm:token"
+TAG_DEADLINE, TAG_EPOCH = "qm:deadline-at-s", "qm:epoch"
+CONSOLE_LINES = 5
+CONSOLE_CHARACTERS = 600
 BLOCK_STOP_S = 1800.0  # EC2 begins to terminate a block's instances 30 min before its end
 CLOSED_STATES = frozenset(
     {"expired", "cancelled", "failed", "payment-failed", "unsupported", "cancelling", "unavailable"}
@@ -32,29 +36,37 @@ def client_token(offering: str, token: str) -> str:
     return hashlib.sha256(f"{offering}\0{token}".encode()).hexdigest()
 
 
-def launch_params(
-    config: Ec2Config, offer: OfferConfig, count: int, token: str, deadline_at_s: float
-) -> dict[str, Any]:
-    """RunInstances' parameters; the same for the same arguments. What is reserved is named, all else refuses it."""
-    tags = {
+def launch_tags(config: Ec2Config, token: str, offering: str, deadline_at_s: float, epoch: int) -> dict[str, str]:
+    """What an instance says of itself for as long as it lives. A fleet's instances are of any of several offerings."""
+    rows = {
         TAG_CLUSTER: config.cluster,
-        TAG_OFFERING: offer.offering,
         TAG_TOKEN: token,
         TAG_DEADLINE: f"{deadline_at_s:.0f}",
+        TAG_EPOCH: str(epoch),
     }
-    rows = [{"Key": key, "Value": value} for key, value in tags.items()]
-    kinds = ("instance", "volume", "network-interface")
+    return rows | ({TAG_OFFERING: offering} if offering else {})
+
+
+def launch_params(
+    config: Ec2Config, offer: OfferConfig, count: int, token: str, tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """RunInstances' parameters; the same for the same arguments. What is reserved is named, all else refuses it."""
     params: dict[str, Any] = {
-        "LaunchTemplate": {"LaunchTemplateName": config.launch_template, "Version": "$Default"},
+        "LaunchTemplate": _template(config),
         "InstanceType": offer.instance_type,
-        "SubnetId": offer.subnet,
         "MinCount": 1,
         "MaxCount": count,
         "ClientToken": client_token(offer.offering, token),
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "TagSpecifications": [{"ResourceType": kind, "Tags": rows} for kind in kinds],
+        "TagSpecifications": _tagged(tags, ("instance", "volume", "network-interface")),
         "CapacityReservationSpecification": {"CapacityReservationPreference": "none"},
     }
+    if offer.efa_interfaces:
+        params["NetworkInterfaces"] = [_card(config, offer, at) for at in range(offer.efa_interfaces)]
+    else:
+        params["SubnetId"] = offer.subnet
+    if config.image:
+        params["ImageId"] = config.image
     if offer.reservation:
         target = {"CapacityReservationId": offer.reservation}
         params["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
@@ -63,6 +75,73 @@ def launch_params(
     if offer.placement_group:
         params["Placement"] = {"GroupName": offer.placement_group}
     return params
+
+
+def fleet_params(
+    config: Ec2Config, offers: Sequence[OfferConfig], count: int, token: str, tags: Mapping[str, str]
+) -> dict[str, Any]:
+    """CreateFleet's parameters for `offers` of one market, best first. The launch template refuses reservations."""
+    image = {"ImageId": config.image} if config.image else {}
+    overrides = [
+        {"InstanceType": each.instance_type, "SubnetId": each.subnet, "Priority": float(rank)} | image
+        for rank, each in enumerate(offers)
+    ]
+    spot = offers[0].market == "spot"
+    how = (
+        {"SpotOptions": {"AllocationStrategy": "capacity-optimized-prioritized"}}
+        if spot
+        else {"OnDemandOptions": {"AllocationStrategy": "prioritized"}}
+    )
+    return how | {
+        "Type": "instant",
+        "ClientToken": client_token("\0".join(each.offering for each in offers), token),
+        "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": _template(config), "Overrides": overrides}],
+        "TargetCapacitySpecification": {
+            "TotalTargetCapacity": count,
+            "DefaultTargetCapacityType": "spot" if spot else "on-demand",
+        },
+        "TagSpecifications": _tagged(tags, ("instance", "volume", "network-interface", "fleet")),
+    }
+
+
+def _template(config: Ec2Config) -> dict[str, str]:
+    return {"LaunchTemplateName": config.launch_template, "Version": "$Default"}
+
+
+def _tagged(tags: Mapping[str, str], kinds: Sequence[str]) -> list[dict[str, Any]]:
+    rows = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return [{"ResourceType": kind, "Tags": rows} for kind in kinds]
+
+
+def _card(config: Ec2Config, offer: OfferConfig, at: int) -> dict[str, Any]:
+    """The `at`-th network card. The first has the instance's address, the others carry EFA alone and need none."""
+    return {
+        "NetworkCardIndex": at,
+        "DeviceIndex": 0 if at == 0 else 1,
+        "InterfaceType": "efa" if at == 0 else "efa-only",
+        "SubnetId": offer.subnet,
+        "Groups": list(config.security_groups),
+        "DeleteOnTermination": True,
+    }
+
+
+def landed(row: Mapping[str, Any], offers: Iterable[OfferConfig]) -> str:
+    """The offering that an instance is really of, by where it runs and how it is paid; empty when it is of none.
+
+    The offering of its tag wins over others that fit as well.
+    """
+    reservation, life = row.get("CapacityReservationId") or "", row.get("InstanceLifecycle") or ""
+    place = (row.get("InstanceType"), row.get("Placement", {}).get("AvailabilityZone"))
+    meant = tags(row).get(TAG_OFFERING, "")
+    fits = [
+        each.offering
+        for each in offers
+        if (each.instance_type, each.zone) == place
+        and (each.reservation == reservation if each.reservation else not reservation or each.market == "on_demand")
+        and (each.market == "spot") == (life == "spot")
+        and (bool(each.reservation) or each.market in ("spot", "on_demand"))
+    ]
+    return meant if meant in fits else next(iter(fits), "")
 
 
 def offering(config: Ec2Config, offer: OfferConfig, reservation: Mapping[str, Any] | None) -> Offering:
@@ -88,7 +167,16 @@ def tags(row: Mapping[str, Any]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
 
 
-def instance(row: Mapping[str, Any], notice_at_s: float | None, config: Ec2Config, now_s: float) -> CloudInstance:
+def console_end(output: str) -> str:
+    """The last lines of a console as EC2 hands it out (base64), on one line."""
+    text = base64.b64decode(output, validate=False).decode(errors="replace")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-CONSOLE_LINES:])[-CONSOLE_CHARACTERS:]
+
+
+def instance(
+    row: Mapping[str, Any], offering: str, notice_at_s: float | None, config: Ec2Config, now_s: float
+) -> CloudInstance:
     """An instance of DescribeInstances. `notice_at_s` is the deadline of a notice, where there was one."""
     labels, reason = tags(row), row.get("StateReason", {})
     why = f"{reason['Code']}: {reason.get('Message', '')}" if reason.get("Code") else ""
@@ -102,7 +190,7 @@ def instance(row: Mapping[str, Any], notice_at_s: float | None, config: Ec2Confi
         deadlines.append(now_s)
     return CloudInstance(
         instance_id=row["InstanceId"],
-        offering=labels.get(TAG_OFFERING, ""),
+        offering=offering,
         token=labels.get(TAG_TOKEN, ""),
         state=state,
         launched_at_s=launched_at_s,
