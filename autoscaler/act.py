@@ -1,4 +1,5 @@
-"""Carry out a plan: drains and publish, then terminates, then launches, each launch walking its alternates.
+"""Carry out a plan: drains and publish, then terminates, then launches, each launch walking its alternates, several of
+them in one call where the cloud can be asked so.
 
 Every attempt is journalled before and after the call. A launch never moves on from an ambiguous answer: an idempotency
 token protects within one offering only, so moving on could buy twice. Calls still open at the executor's deadline are
@@ -13,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
 from autoscaler.core.events import (
@@ -28,8 +29,11 @@ from autoscaler.core.events import (
 )
 from autoscaler.core.learn import family
 from autoscaler.core.model import Drain, Launch, Offering, Plan, Terminate
+from autoscaler.core.reasons import ReasonCode
 from autoscaler.ports import (
     Cloud,
+    FleetAnswer,
+    FleetCloud,
     Misconfigured,
     NoCapacity,
     NotFound,
@@ -42,6 +46,7 @@ from autoscaler.ports import (
 from serve_apps.wire import PlanMessage
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T")
 
 
 class Record(Protocol):
@@ -209,11 +214,20 @@ class _TerminateJob(_Job):
         target = self._terminate.instance_id
         if self._begin(self._failed("no answer by the tick's deadline")):
             try:
+                said = self._last_words()
                 self.act.cloud.terminate(target)
             except PortError as error:
                 self._end(self._failed(f"{error.code}: {error}"))
             else:
-                self._end(Acted(at_s=self.act.now_s, action=self._terminate.id, verb="terminate", target=target))
+                act = self._terminate.id
+                self._end(Acted(at_s=self.act.now_s, action=act, verb="terminate", target=target, detail=said))
+
+    def _last_words(self) -> str:
+        """What an instance that never joined said last: it cannot be asked afterwards."""
+        cloud, reasons = self.act.cloud, {reason.code for reason in self._terminate.reasons}
+        if ReasonCode.STARTING_EXPIRED in reasons and isinstance(cloud, FleetCloud):
+            return cloud.last_words(self._terminate.instance_id)
+        return ""
 
     def _failed(self, why: str) -> ActFailed:
         return ActFailed(
@@ -230,27 +244,57 @@ class _LaunchJob(_Job):
         super().__init__(act)
         self._launch = launch
         self._refusals = refusals
+        self._answered: set[str] = set()
 
     def _run(self) -> None:
         missing = self._launch.count
-        for number, offering in enumerate(self._launch.alternates):
-            if missing <= 0:
-                return
-            if self._refusals.covers(offering):
-                continue
-            granted = self._try(f"{self._launch.id}/{number}", offering, missing)
+        while missing > 0 and (group := self._group()):
+            token, names = f"{self._launch.id}/{group[0]}", tuple(self._launch.alternates[each] for each in group)
+            self._answered.add(names[0])
+            granted = self._try(token, names[0], missing) if len(names) == 1 else self._try_any(token, names, missing)
             if granted is None:
                 return
             missing -= granted
 
+    def _group(self) -> list[int]:
+        """Which alternates are asked next, in one call, by number; none when all have answered."""
+        names, cloud = self._launch.alternates, self.act.cloud
+        left = [at for at, name in enumerate(names) if name not in self._answered and not self._refusals.covers(name)]
+        if len(left) < 2 or not isinstance(cloud, FleetCloud):
+            return left[:1]
+        return left[: max(1, len(cloud.together([names[at] for at in left])))]
+
+    def _try_any(self, token: str, names: tuple[str, ...], count: int) -> int | None:
+        """Ask several offerings in one call; returns as `_try`."""
+        tried = LaunchTried(at_s=self.act.now_s, intent=self._launch.id, token=token, offering=names[0], count=count)
+        cloud = self.act.cloud
+        assert isinstance(cloud, FleetCloud)
+        answer = self._asked(tried, lambda: cloud.launch_any(names, count, token))
+        if not isinstance(answer, FleetAnswer):
+            return answer
+        granted = 0
+        self._answered.update(answer.granted, answer.refused)
+        for offering, ids in answer.granted.items():
+            if not self._end(self._grant(tried, offering, ids), durable=True):
+                return None
+            granted += len(ids)
+        kinds = [self._refused(replace(tried, offering=name), error) for name, error in answer.refused.items()]
+        return None if None in kinds else granted
+
     def _try(self, token: str, offering: str, count: int) -> int | None:
         """Ask one offering; the number granted, or None when this launch must not go on in this tick."""
-        now_s, intent = self.act.now_s, self._launch.id
-        tried = LaunchTried(at_s=now_s, intent=intent, token=token, offering=offering, count=count)
+        tried = LaunchTried(at_s=self.act.now_s, intent=self._launch.id, token=token, offering=offering, count=count)
+        ids = self._asked(tried, lambda: self.act.cloud.launch(offering, count, token))
+        if not isinstance(ids, tuple):
+            return ids
+        return len(ids) if self._end(self._grant(tried, offering, ids), durable=True) else None
+
+    def _asked(self, tried: LaunchTried, call: Callable[[], T]) -> T | int | None:
+        """The answer of a call between its records; a number or None, as `_try`, when it was no grant."""
         if not self._begin(self._ambiguous(tried, "no answer by the tick's deadline"), tried):
             return None
         try:
-            ids = self.act.cloud.launch(offering, count, token)
+            return call()
         except Transient as error:
             self._end(self._ambiguous(tried, f"{error.code}: {error}"))
             return None
@@ -259,8 +303,12 @@ class _LaunchJob(_Job):
         except Exception as defect:
             self._end(self._ambiguous(tried, f"defect of the adapter: {defect!r}"))
             raise
-        grant = LaunchGranted(at_s=now_s, intent=intent, token=token, offering=offering, instance_ids=ids)
-        return len(ids) if self._end(grant, durable=True) else None
+
+    @staticmethod
+    def _grant(tried: LaunchTried, offering: str, ids: tuple[str, ...]) -> LaunchGranted:
+        return LaunchGranted(
+            at_s=tried.at_s, intent=tried.intent, token=tried.token, offering=offering, instance_ids=ids
+        )
 
     def _refused(self, tried: LaunchTried, error: PortError) -> int | None:
         """Journal a definite no. Being throttled and a wrong request would meet the same answer elsewhere: stop."""

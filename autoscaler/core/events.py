@@ -161,12 +161,16 @@ class LaunchAmbiguous:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
-    """A drain, terminate or publish was accepted. Completion is only ever concluded from a later observation."""
+    """A drain, terminate or publish was accepted. Completion is only ever concluded from a later observation.
+
+    `detail` is what a terminated instance that never joined said last on its console.
+    """
 
     at_s: float
     action: str
     verb: Literal["publish", "drain", "terminate"]
     target: str
+    detail: str = ""
     kind: Literal["acted"] = "acted"
 
 
