@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal
 
 from boto3.session import Session
@@ -134,7 +134,7 @@ def ec2(
         return taken
 
     with sleeping_on(clock):
-        cloud = Ec2Cloud(config, clock.now_s, clients=partial(clients, wire=wire), notices=notices)
+        cloud = Ec2Cloud(config, clock.now_s, clients=lambda name: clients(name, wire), notices=notices)
         try:
             yield Ec2Rig(server, clock, cloud)
         finally:
