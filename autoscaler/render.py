@@ -27,7 +27,7 @@ from serve_apps.wire import (
     LABEL_ZONE,
     LLM_DEPLOYMENT,
     LocalRule,
-    ServiceRoute,
+    Routes,
     app_name,
 )
 
@@ -81,7 +81,7 @@ def _undeployable(policy: PolicySet) -> Iterator[ShapeProblem]:
                 yield ShapeProblem(key, f"{where}.role", text)
 
 
-def _first_routes(policy: PolicySet, shapes: tuple[Shape, ...]) -> tuple[ServiceRoute, ...]:
+def _first_routes(policy: PolicySet, shapes: tuple[Shape, ...]) -> Routes:
     """The gateway's routes until a plan arrives: those of a plan that keeps every floor on the first variant."""
     entries = {key: service for key, _, service in policy.services()}
     routes, targets = [], []
@@ -96,7 +96,8 @@ def _first_routes(policy: PolicySet, shapes: tuple[Shape, ...]) -> tuple[Service
         id="render/0", at_s=0.0, demands=(), targets=tuple(targets), launches=(), drains=(), terminates=(),
         routes=tuple(routes), shortfalls=(),
     )  # fmt: skip
-    return to_message(plan, policy, replace(EMPTY, shapes=shapes), "render", 0, 0.0, 0.0).services
+    message = to_message(plan, policy, replace(EMPTY, shapes=shapes), "render", 0, 0.0, 0.0)
+    return Routes(services=message.services, keys=message.keys)
 
 
 def _route(shape: Shape, batch: int, rps: float) -> Route:
@@ -109,13 +110,20 @@ def _route(shape: Shape, batch: int, rps: float) -> Route:
     )
 
 
-def _gateway(routes: tuple[ServiceRoute, ...]) -> dict[str, Any]:
+def _gateway(routes: Routes) -> dict[str, Any]:
+    """The routes are its `user_config`, which Serve hands to the running replica; as `args` they would restart it."""
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",
         "import_path": "serve_apps.gateway:build",
-        "args": {"services": [route.model_dump(mode="json") for route in routes]},
-        "deployments": [{"name": GATEWAY_DEPLOYMENT, "num_replicas": 1, "max_ongoing_requests": GATEWAY_REQUESTS}],
+        "deployments": [
+            {
+                "name": GATEWAY_DEPLOYMENT,
+                "num_replicas": 1,
+                "max_ongoing_requests": GATEWAY_REQUESTS,
+                "user_config": routes.model_dump(mode="json"),
+            }
+        ],
     }
 
 

@@ -35,12 +35,19 @@ class VariantState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """One service now, as one gateway sees it. `gateways` >= 1 share the service's slots and its queue evenly."""
+    """One service now, as one gateway sees it. `gateways` >= 1 share the service's slots and its queue evenly; `rank`
+    says which of them this one is. `least` is the lowest priority that waits (None: nobody does), `ahead` how many of
+    the `queued` would be served before the request (None: all), `plan_age_s` how old the plan's expectations are.
+    """
 
     now_s: float
     queued: int
     variants: tuple[VariantState, ...]
     gateways: int = 1
+    rank: int = 0
+    least: int | None = None
+    ahead: int | None = None
+    plan_age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +59,14 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """Wait for a slot until `until_s`. `cold` when no replica at all is counted on."""
+    """Wait for a slot until `until_s`. `cold` when no replica at all is counted on; `displaces` when the queue is full
+    and its last, who is less important, has to go; `spills` when an overflow endpoint should take the request instead.
+    """
 
     until_s: float
     cold: bool
+    displaces: bool = False
+    spills: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +80,22 @@ class Shed:
 Verdict = Admit | Queue | Shed
 
 # What `verdict` says; its numbers, because the simulated world compiles it and `load`.
-ADMIT, QUEUE, TIMED_OUT, QUEUE_FULL, NO_SLOT = range(5)
-_WHY: dict[int, str] = {TIMED_OUT: "queue_timeout", QUEUE_FULL: "queue_full", NO_SLOT: "no_free_slot"}
+ADMIT, QUEUE, TIMED_OUT, QUEUE_FULL, NO_SLOT, HOPELESS = range(6)
+_WHY: dict[int, str] = {
+    TIMED_OUT: "queue_timeout",
+    QUEUE_FULL: "queue_full",
+    NO_SLOT: "no_free_slot",
+    HOPELESS: "wait_too_long",
+}
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 120.0
 
 
-def verdict(free: bool, cold: bool, overdue: bool, full: bool, may_queue: bool) -> int:
+def verdict(free: bool, cold: bool, overdue: bool, full: bool, may_queue: bool, hopeless: bool) -> int:
     """The rule of `admit`, as one of the numbers above.
 
     `free`: nobody waits and some variant has a free slot; `cold`: no replica is counted on; `overdue`: the request's
-    time is up; `full`: the queue has no place; `may_queue`: the service's requests may wait for a busy replica.
+    time is up; `full`: the queue has no place; `may_queue`: the service's requests may wait for a busy replica;
+    `hopeless`: by all that is known the request's time will be up before its turn comes.
     """
     if free:
         return ADMIT
@@ -85,7 +103,32 @@ def verdict(free: bool, cold: bool, overdue: bool, full: bool, may_queue: bool) 
         return TIMED_OUT
     if full:
         return QUEUE_FULL
-    return QUEUE if cold or may_queue else NO_SLOT
+    if not cold and not may_queue:
+        return NO_SLOT
+    return HOPELESS if hopeless else QUEUE
+
+
+def wait_s(ahead: int, rps: float, next_capacity_s: float) -> float:
+    """How long a request with `ahead` before it waits at least: until ready replicas (requests/s in all) have taken
+    those and itself, or until the next capacity comes, whichever is sooner.
+    """
+    return min((ahead + 1) / rps, next_capacity_s) if rps > 0 else next_capacity_s
+
+
+def spills(first: bool, expected_wait_s: float, patience_s: float) -> bool:
+    """Whether a request that cannot start now should go to the overflow endpoint rather than wait: because the policy
+    puts that `first`, or because its turn is expected later than the `patience_s` that it has left.
+    """
+    return first or expected_wait_s > patience_s
+
+
+def turn_s(last_turn_s: float, now_s: float, drained_in_s: float, rps: float) -> float:
+    """When the next client turned away should come back, after one who was told `last_turn_s`: each when its own place
+    will be free, so that they do not all return at once. Between RETRY_MIN_S and RETRY_MAX_S from now.
+    """
+    earliest = max(last_turn_s, now_s + drained_in_s)
+    turn = earliest + (1.0 / rps if rps > 0 else 0.0)
+    return min(max(turn, now_s + RETRY_MIN_S), now_s + RETRY_MAX_S)
 
 
 def load(running: int, replicas: int, rps_per_replica: float) -> float:
@@ -126,12 +169,21 @@ def first(queue: Sequence[Ticket], now_s: float, slack_s: float | None) -> int:
     return 0
 
 
-def share(total: int, gateways: int) -> int:
-    """One gateway's part of `total` slots or places; a lone slot is everyone's, never no one's."""
-    return max(1, total // gateways) if total > 0 else 0
+def share(total: int, gateways: int, rank: int = 0) -> int:
+    """The part of `total` slots or places that the `rank`-th of all gateways has: together exactly `total`, but a lone
+    slot is everyone's, never no one's.
+    """
+    return max(1, total // gateways + (rank < total % gateways)) if total > 0 else 0
 
 
-def states(route: ServiceRoute, running: Mapping[str, int], *, gateways: int, fresh: bool) -> tuple[VariantState, ...]:
+def capacity_rps(variants: Iterable[VariantState], gateways: int = 1) -> float:
+    """Requests/s that ready replicas carry for one of the gateways."""
+    return sum(v.replicas * v.capacity_rps_per_replica for v in variants) / gateways
+
+
+def states(
+    route: ServiceRoute, running: Mapping[str, int], *, gateways: int, fresh: bool, rank: int = 0
+) -> tuple[VariantState, ...]:
     """The variants of `route` with this gateway's share of their slots.
 
     With a fresh plan ready replicas are what counts. Without one nobody knows them, so each variant is given the slots
@@ -151,7 +203,7 @@ def states(route: ServiceRoute, running: Mapping[str, int], *, gateways: int, fr
                 app=variant.app,
                 replicas=replicas,
                 capacity_rps_per_replica=variant.capacity_rps_per_replica,
-                slots=share(replicas * variant.max_concurrency_per_replica, gateways),
+                slots=share(replicas * variant.max_concurrency_per_replica, gateways, rank),
                 running=running.get(variant.app, 0),
             )
         )
@@ -167,24 +219,57 @@ def route(variants: Iterable[VariantState], exclude: Collection[str] = ()) -> st
 def admit(request: Ticket, state: ServiceState, policy: ServiceRoute) -> Verdict:
     """What to do with `request`, which stands outside the queue of `state`.
 
-    It starts only when nobody waits, waits while the queue has room and its time is not up, and is shed otherwise. A
-    service that does not list ``queue`` among its sacrifices never waits for a busy replica, only for the first one.
+    It starts only when nobody waits, waits while the queue has room, or one less important in it, and its turn can
+    come in time, and is shed otherwise. A service that does not list ``queue`` among its sacrifices never waits for a
+    busy replica, only for the first one; one that does not list ``shed`` waits whatever is expected.
     """
     app = route(state.variants) if not state.queued else None
     until_s = request.arrived_at_s + policy.queue_timeout_s
     cold = not any(v.replicas > 0 for v in state.variants)
+    full = state.queued >= share(policy.max_queued, state.gateways, state.rank)
+    above = state.least is not None and request.priority > state.least
+    left_s = until_s - state.now_s
     what = verdict(
         free=app is not None,
         cold=cold,
-        overdue=state.now_s >= until_s,
-        full=state.queued >= share(policy.max_queued, state.gateways),
+        overdue=left_s <= 0.0,
+        full=full and not above,
         may_queue="queue" in policy.sacrifice,
+        hopeless="shed" in policy.sacrifice and expected_wait_s(state, policy, 0.0) > left_s,
     )
     if what == ADMIT and app is not None:
         return Admit(app=app)
     if what == QUEUE:
-        return Queue(until_s=until_s, cold=cold)
-    return Shed(retry_after_s=policy.retry_after_s, why=_WHY[what])
+        return Queue(until_s=until_s, cold=cold, displaces=full, spills=_spills(request, state, policy))
+    return Shed(retry_after_s=retry_after_s(state, policy), why=_WHY[what])
+
+
+def expected_wait_s(state: ServiceState, policy: ServiceRoute, unknown_s: float) -> float:
+    """`wait_s` of a request outside the queue; `unknown_s` when the plan does not say when the next capacity comes."""
+    next_s = unknown_s if policy.next_capacity_s is None else max(0.0, policy.next_capacity_s - state.plan_age_s)
+    ahead = state.queued if state.ahead is None else state.ahead
+    return wait_s(ahead, capacity_rps(state.variants, state.gateways), next_s)
+
+
+def retry_after_s(state: ServiceState, policy: ServiceRoute) -> float:
+    """Seconds until the queue has drained or the plan's next capacity is there."""
+    rps = capacity_rps(state.variants, state.gateways)
+    next_s = max(0.0, policy.retry_after_s - state.plan_age_s)
+    return min(max(min(state.queued / rps, next_s) if rps > 0 else next_s, RETRY_MIN_S), RETRY_MAX_S)
+
+
+def overflow_first(policy: ServiceRoute) -> bool:
+    """Whether the policy sends to the overflow endpoint before anybody waits."""
+    words = policy.sacrifice
+    return "overflow" in words and ("queue" not in words or words.index("overflow") < words.index("queue"))
+
+
+def _spills(request: Ticket, state: ServiceState, policy: ServiceRoute) -> bool:
+    if policy.overflow is None:
+        return False
+    patience_s = policy.queue_timeout_s if policy.slack_s is None else min(policy.slack_s, policy.queue_timeout_s)
+    waited_s = state.now_s - request.arrived_at_s
+    return spills(overflow_first(policy), expected_wait_s(state, policy, math.inf), patience_s - waited_s)
 
 
 def _load(variant: VariantState) -> tuple[float, str]:

@@ -56,10 +56,32 @@ class VariantRoute(_Message):
     capacity_rps_per_replica: float
 
 
+class OverflowRoute(_Message):
+    """An OpenAI-compatible endpoint that takes what own capacity cannot serve in time, and where its key is found."""
+
+    url: str
+    model: str
+    rpm: int
+    usd_per_1m_tokens: float
+    key_env: str | None = None
+    key_file: str | None = None
+
+
+class KeyRoute(_Message):
+    """An API key, as the SHA-256 of it in hex. `service` (``unit/service``) is meant when a request names no other."""
+
+    unit: str
+    tenant: str
+    sha256: str
+    service: str | None = None
+
+
 class ServiceRoute(_Message):
     """How the gateway treats a service. `max_queued` counts requests waiting for a slot, over all gateways.
 
-    A request that has waited longer than `slack_s` can no longer meet its limits (None: it always can).
+    A request that has waited longer than `slack_s` can no longer meet its limits (None: it always can). Capacity that
+    is not there yet is expected `next_capacity_s` after the plan was made (None: nothing is known), and a client that
+    is turned away may come back after `retry_after_s` when the queue does not say better. `overflow` None: not used.
     """
 
     service: str
@@ -69,7 +91,16 @@ class ServiceRoute(_Message):
     queue_timeout_s: float
     retry_after_s: float
     slack_s: float | None = None
+    next_capacity_s: float | None = None
+    overflow: OverflowRoute | None = None
     sacrifice: tuple[Literal["queue", "shed", "smaller_variant", "overflow"], ...] = ("queue", "shed")
+
+
+class Routes(_Message):
+    """What a gateway needs: its services, and the keys of those units that ask for one."""
+
+    services: tuple[ServiceRoute, ...] = ()
+    keys: tuple[KeyRoute, ...] = ()
 
 
 class LocalRule(_Message):
@@ -92,6 +123,7 @@ class PlanMessage(_Message):
     targets: dict[str, int]
     local_rules: dict[str, LocalRule]
     services: tuple[ServiceRoute, ...]
+    keys: tuple[KeyRoute, ...] = ()
 
 
 class ServiceCounters(_Message):
@@ -99,7 +131,8 @@ class ServiceCounters(_Message):
     `running`).
 
     `ttft_sum_s` and `tpot_sum_s` sum over `completed`; a request of fewer than two output tokens adds nothing to
-    `tpot_count`.
+    `tpot_count`. What an overflow endpoint answered is in `arrivals`, `overflowed` and `overflow_tokens` (prompt and
+    answer, probes included) only.
     """
 
     service: str
@@ -113,6 +146,8 @@ class ServiceCounters(_Message):
     ttft_sum_s: float = 0.0
     tpot_sum_s: float = 0.0
     tpot_count: int = 0
+    overflowed: int = 0
+    overflow_tokens: int = 0
     queued: int = 0
     running: int = 0
 
@@ -128,13 +163,16 @@ class GatewayReport(_Message):
 
 
 class NodeReport(_Message):
-    """What a node says of itself: boot phase, and a reclaim notice with the instant by which it must be empty."""
+    """What a node says of itself: boot phase, a reclaim notice with the instant by which it must be empty, and the fault
+    after which it cannot serve.
+    """
 
     version: int = WIRE_VERSION
     instance_id: str
     phase: Literal["booting", "joined", "draining"]
     sent_at_s: float
     reclaim_at_s: float | None = None
+    fault: str = ""
     detail: str = ""
 
 

@@ -14,7 +14,8 @@ import httpx
 from starlette.applications import Starlette
 
 from serve_apps.gateway.app import make_app
-from serve_apps.gateway.core import EngineFailed, EngineRefused, Gateway
+from serve_apps.gateway.core import Gateway
+from serve_apps.gateway.engine import EngineFailed, EngineRefused
 from serve_apps.wire import PlanMessage, ServiceRoute, VariantRoute
 
 CHAT = "/v1/chat/completions"
@@ -103,7 +104,7 @@ class FakeBoard:
         self.asked = 0
         self.aged: tuple[float, bytes] | None = None
         self.reports: dict[str, bytes] = {}
-        self.others_ages_s: list[float] = []
+        self.others_ages_s: dict[str, float] = {}
 
     async def aged_plan(self) -> tuple[float, bytes] | None:
         self.asked += 1
@@ -114,9 +115,9 @@ class FakeBoard:
         self._maybe_fail()
         self.reports[gateway_id] = raw
 
-    async def report_ages_s(self) -> list[float]:
+    async def report_ages_s(self) -> dict[str, float]:
         self._maybe_fail()
-        return [0.0 for _ in self.reports] + self.others_ages_s
+        return dict.fromkeys(self.reports, 0.0) | self.others_ages_s
 
     def _maybe_fail(self) -> None:
         if self.absent:

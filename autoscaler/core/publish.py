@@ -9,7 +9,7 @@ from math import inf, isfinite
 
 from policies.model import PolicySet, Service, Slo
 from serve_apps.timing import Timing, decode_step_s, prefill_s
-from serve_apps.wire import LocalRule, PlanMessage, ServiceRoute, VariantRoute, app_name
+from serve_apps.wire import KeyRoute, LocalRule, OverflowRoute, PlanMessage, ServiceRoute, VariantRoute, app_name
 
 from .beliefs import Beliefs, ServiceBelief
 from .calibrate import timing_for
@@ -48,6 +48,36 @@ def to_message(
             _route(key, entry, routes.get(key, []), targets, room, plan, beliefs, now_s)
             for key, _, entry in policy.services()
         ),
+        keys=keys(policy),
+    )
+
+
+def keys(policy: PolicySet) -> tuple[KeyRoute, ...]:
+    """The API keys of all units, by hash."""
+    return tuple(
+        KeyRoute(
+            unit=unit.unit,
+            tenant=key.tenant,
+            sha256=key.sha256,
+            service=None if key.service is None else f"{unit.unit}/{key.service}",
+        )
+        for unit in policy.units
+        for key in unit.api_keys
+    )
+
+
+def overflow(entry: Service) -> OverflowRoute | None:
+    """The endpoint that may take what own capacity cannot, if the policy wants one used."""
+    given = entry.overflow
+    if given is None or ("overflow" not in entry.sacrifice and "overflow" not in entry.markets):
+        return None
+    return OverflowRoute(
+        url=given.url,
+        model=given.model or entry.model,
+        rpm=given.rpm,
+        usd_per_1m_tokens=given.usd_per_1m_tokens,
+        key_env=given.key_env,
+        key_file=given.key_file,
     )
 
 
@@ -98,6 +128,7 @@ def _route(
 ) -> ServiceRoute:
     lead = lead_s(beliefs, key)
     apps = {route.variant: app_name(key, route.variant) for route in routes}
+    next_s = _next_capacity_s(key, plan, lead, now_s)
     slots = sum(max(route.ready, targets[apps[route.variant]]) * route.max_concurrency_per_replica for route in routes)
     return ServiceRoute(
         service=key,
@@ -115,7 +146,9 @@ def _route(
         ),
         max_queued=max(QUEUE_MIN, QUEUE_SLOTS * slots) if "shed" in entry.sacrifice else QUEUE_PATIENT,
         queue_timeout_s=queue_timeout_s(entry, lead),
-        retry_after_s=_retry_after_s(key, plan, lead, now_s),
+        retry_after_s=min(max(next_s, RETRY_MIN_S), RETRY_MAX_S),
+        next_capacity_s=next_s,
+        overflow=overflow(entry),
         slack_s=_slack_s(key, entry, routes, beliefs),
         sacrifice=entry.sacrifice,
     )
@@ -151,8 +184,8 @@ def _slack_s(key: str, entry: Service, routes: list[Route], beliefs: Beliefs) ->
     return slack if isfinite(slack) else None
 
 
-def _retry_after_s(key: str, plan: Plan, lead: float, now_s: float) -> float:
-    """When capacity is expected by the plan, else one lead from now; between 2 s and 2 min."""
+def _next_capacity_s(key: str, plan: Plan, lead: float, now_s: float) -> float:
+    """When more capacity is expected by the plan, else one lead from now."""
     short = next((row for row in plan.shortfalls if row.service == key), None)
-    wait = short.expected_at_s - now_s if short is not None and short.expected_at_s is not None else lead
-    return min(max(wait, RETRY_MIN_S), RETRY_MAX_S)
+    expected = short.expected_at_s - now_s if short is not None and short.expected_at_s is not None else lead
+    return max(0.0, expected)

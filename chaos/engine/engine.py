@@ -69,7 +69,8 @@ class Engine:
             entry["can_queue"], entry["overflow_rpm"] = spec.can_queue, spec.overflow_rpm
             entry["overflow_first"] = spec.overflow_first
             entry["overflow_usd_per_token"] = spec.overflow_usd_per_1m_tokens / 1e6
-            entry["slack_s"] = inf
+            entry["can_shed"] = spec.can_shed
+            entry["slack_s"], entry["next_at_s"] = inf, nan
             entry["queue_head"] = entry["queue_tail"] = entry["late_tail"] = layout.NONE
             entry["task_base"] = base
             base += len(table.calls)
@@ -154,6 +155,11 @@ class Engine:
             entry["max_queued"], entry["timeout_s"], entry["slack_s"] = max_queued, queue_timeout_s, slack_s
             entry["late_tail"] = layout.NONE
             self._settle(service)
+
+    def expect(self, service: int, next_capacity_s: float | None) -> None:
+        """More capacity of the service is expected so many seconds from now; None: nothing is known."""
+        at_s = nan if next_capacity_s is None else self.now_s + next_capacity_s
+        self._memory["services"]["next_at_s"][service] = at_s
 
     def _settle(self, service: int) -> None:
         loop.settle(self._memory.root, service, self.now_s)

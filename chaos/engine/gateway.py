@@ -20,6 +20,8 @@ from .state import NONE, load_at, load_items_at, load_place_at, replica_at, requ
 _verdict = jit(admission.verdict)
 _load = jit(admission.load)
 _late = jit(admission.late)
+_wait_s = jit(admission.wait_s)
+_spills = jit(admission.spills)
 
 
 @jit
@@ -59,21 +61,41 @@ def arrive(state: Any, service: int, slot: int, now_s: float) -> None:
     entry.input_tokens += request.input
     request.arrived_s = now_s
     index = choose(state, service) if entry.queued == 0 else NONE
+    rps = _ready_rps(state, service) if index == NONE else 0.0
     what = _verdict(
         index != NONE,
         index == NONE and not _any_replica(state, service),
         now_s >= now_s + entry.timeout_s,
         entry.queued >= entry.max_queued,
         entry.can_queue != 0,
+        entry.can_shed != 0 and _expected_wait_s(entry, rps, now_s, 0.0) > entry.timeout_s,
     )
     request.cold = what != admission.ADMIT and entry.coming > 0
     if what == admission.ADMIT:
         dispatch(state, service, index, slot, now_s)
     elif what == admission.QUEUE:
-        if not (entry.overflow_first and overflow(state, service, slot, now_s)):
+        wait_s = _expected_wait_s(entry, rps, now_s, math.inf)
+        over = _spills(entry.overflow_first != 0, wait_s, min(entry.slack_s, entry.timeout_s))
+        if not (over and overflow(state, service, slot, now_s)):
             enqueue(state, service, slot)
     else:
         turn_away(state, service, slot, now_s)
+
+
+@jit
+def _ready_rps(state: Any, service: int) -> float:
+    rps = 0.0
+    for index in range(service_at(state, service).variants):
+        variant = variant_at(state, service * state.v + index)
+        rps += variant.replicas * variant.rps
+    return rps
+
+
+@jit
+def _expected_wait_s(entry: Any, rps: float, now_s: float, unknown_s: float) -> float:
+    """As `admission.expected_wait_s`, for the service's next request."""
+    next_s = unknown_s if math.isnan(entry.next_at_s) else max(0.0, entry.next_at_s - now_s)
+    return _wait_s(entry.queued, rps, next_s)
 
 
 @jit

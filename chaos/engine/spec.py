@@ -79,9 +79,9 @@ class Arrivals(Protocol):
 class ServiceSpec:
     """One service. Limits are inf where there is none; `max_queued` and `queue_timeout_s` bound the gateway's queue.
 
-    `can_queue` False: a request never waits for a busy replica, only for the first one. `overflow_rpm` requests in
-    each minute that would be shed (`overflow_first`: that would have to wait) go to an endpoint that answers at once,
-    at `overflow_usd_per_1m_tokens`; 0 = none.
+    `can_queue` False: a request never waits for a busy replica, only for the first one; `can_shed` False: it waits
+    whatever is expected. `overflow_rpm` requests in each minute that would be shed or too late (`overflow_first`: that
+    would have to wait) go to an endpoint that answers at once, at `overflow_usd_per_1m_tokens`; 0 = none.
     All requests of a service have its `priority`.
     """
 
@@ -95,6 +95,7 @@ class ServiceSpec:
     queue_timeout_s: float
     max_queued: int
     can_queue: bool = True
+    can_shed: bool = True
     overflow_rpm: float = 0.0
     overflow_first: bool = False
     overflow_usd_per_1m_tokens: float = 0.0

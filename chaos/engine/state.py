@@ -94,11 +94,13 @@ SERVICE = np.dtype(
         ("e2e_s", "f8"),
         ("timeout_s", "f8"),
         ("slack_s", "f8"),
+        ("next_at_s", "f8"),  # when the plan expects more capacity; nan = it does not say
         ("overflow_rpm", "f8"),
         ("overflow_usd_per_token", "f8"),
         ("overflow_usd", "f8"),
         ("max_queued", "i8"),
         ("can_queue", "i8"),
+        ("can_shed", "i8"),
         ("overflow_first", "i8"),
         ("minute", "i8"),  # of the overflow quota
         ("minute_used", "i8"),

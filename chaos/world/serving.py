@@ -35,6 +35,7 @@ class Gateways:
         """Take one service's routes."""
         slack_s = inf if route.slack_s is None else route.slack_s
         self.queue(route.service, route.max_queued, route.queue_timeout_s, slack_s)
+        self.engine.expect(self.services[route.service], route.next_capacity_s)
         for variant in route.variants:
             self.carry(self.apps[variant.app], variant.capacity_rps_per_replica, variant.max_concurrency_per_replica)
 

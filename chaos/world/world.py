@@ -109,6 +109,7 @@ class World:
             queue_timeout_s=self.waits_s[key],
             max_queued=QUEUE_MIN,
             can_queue="queue" in entry.sacrifice,
+            can_shed="shed" in entry.sacrifice,
             overflow_first=_before("overflow", "queue", entry.sacrifice),
             overflow_rpm=float(overflow.rpm) if overflow else 0.0,
             overflow_usd_per_1m_tokens=overflow.usd_per_1m_tokens if overflow else 0.0,

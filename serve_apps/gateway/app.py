@@ -9,22 +9,32 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 from uuid import uuid4
 
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from serve_apps.wire import KeyRoute
+
+from .access import tenant_of
 from .core import Gateway
+from .engine import Chunk
 from .metrics import registry
 from .openai import MAX_BODY_BYTES, Answer, ApiError, Call, error_frame, parse, usage
+from .service import Service
+
+BODY_MAX_S = 60.0  # in which a caller has to send its body
+ANSWER_MAX_S = 3600.0  # of one answer, queue included
+SERVICE_HEADER = "x-qm-service"
 
 _JSON = [(b"content-type", b"application/json")]
 _SSE = [
@@ -44,12 +54,16 @@ def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
     def card(key: str) -> dict[str, object]:
         return {"id": key, "object": "model", "created": started_s, "owned_by": key.partition("/")[0]}
 
-    async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [card(key) for key in gateway.models()]})
+    async def models(request: Request) -> Response:
+        caller = gateway.access.caller(request.headers.get("authorization"))
+        mine = [key for key in gateway.models() if gateway.access.may_call(key, caller)]
+        return JSONResponse({"object": "list", "data": [card(key) for key in mine]})
 
     async def model(request: Request) -> Response:
         try:
-            return JSONResponse(card(gateway.find(request.path_params["id"]).policy.service))
+            key = gateway.find(request.path_params["id"]).policy.service
+            gateway.access.check(key, gateway.access.caller(request.headers.get("authorization")))
+            return JSONResponse(card(key))
         except ApiError as error:
             return Response(error.json(), error.status, media_type="application/json")
 
@@ -62,8 +76,11 @@ def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
 
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", _Completions(gateway, chat=True), methods=["POST"]),
-            Route("/v1/completions", _Completions(gateway, chat=False), methods=["POST"]),
+            *(
+                Route(f"{prefix}/v1/{path}", _Completions(gateway, chat=chat), methods=["POST"])
+                for prefix in ("", "/{unit}/{service}")
+                for path, chat in (("chat/completions", True), ("completions", False))
+            ),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", model),
             Route("/healthz", healthz),
@@ -75,30 +92,49 @@ def make_app(gateway: Gateway, lifespan: Lifespan | None = None) -> Starlette:
 
 
 class _Completions:
-    """POST /v1/chat/completions or /v1/completions."""
+    """POST /v1/chat/completions or /v1/completions, with or without ``/unit/service`` before it."""
 
     def __init__(self, gateway: Gateway, *, chat: bool) -> None:
         self._gateway = gateway
         self._chat = chat
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
         try:
+            headers = Headers(scope=scope)
+            caller = self._gateway.access.caller(headers.get("authorization"))
             body = await _read_body(scope, receive)
             if body is None:
                 return
-            call = parse(body, chat=self._chat)
+            self._gateway.hold(len(body))
+            size = len(body)
+            call, service = self._call(scope, headers, caller, body)
+            del body
+            answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
+            chunks = self._gateway.run(call, answer_id, service, tenant_of(caller))
+            serve = self._stream if call.stream else self._whole
+            await _while_connected(receive, serve(chunks, Answer(call, answer_id, int(time.time())), send))
         except ApiError as error:
             await _send_error(send, error)
-            return
-        answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
-        answer = Answer(call, answer_id, int(time.time()))
-        serve = self._stream if call.stream else self._whole
-        await _while_connected(receive, serve(call, answer, answer_id, send))
+        finally:
+            self._gateway.let_go(size)
 
-    async def _stream(self, call: Call, answer: Answer, answer_id: str, send: Send) -> None:
+    def _call(self, scope: Scope, headers: Headers, caller: KeyRoute | None, body: bytes) -> tuple[Call, Service]:
+        """The call and whom it is for: by path, else by header, else by model, else by key. Raises ApiError."""
+        gateway, place = self._gateway, scope.get("path_params") or {}
+        named = f"{place['unit']}/{place['service']}" if place else headers.get(SERVICE_HEADER)
+        given = None if caller is None else caller.service
+        call = parse(body, chat=self._chat, service=named or given)
+        if named is None and given is not None and not gateway.knows(call.model):
+            named = given
+        service = gateway.find(named or call.model)
+        gateway.access.check(service.policy.service, caller)
+        return call, service
+
+    async def _stream(self, run: AsyncGenerator[Chunk, None], answer: Answer, send: Send) -> None:
         started = False
         try:
-            async with aclosing(self._gateway.run(call, answer_id)) as chunks:
+            async with aclosing(run) as chunks:
                 async for chunk in chunks:
                     frames = answer.text(chunk["text"]) if chunk["text"] or not chunk["finish_reason"] else b""
                     if not started:
@@ -117,11 +153,11 @@ class _Completions:
             else:
                 await _send_error(send, error)
 
-    async def _whole(self, call: Call, answer: Answer, answer_id: str, send: Send) -> None:
+    async def _whole(self, run: AsyncGenerator[Chunk, None], answer: Answer, send: Send) -> None:
         texts: list[str] = []
         last: dict[str, Any] = {}
         try:
-            async with aclosing(self._gateway.run(call, answer_id)) as chunks:
+            async with aclosing(run) as chunks:
                 async for last in chunks:
                     texts.append(last["text"])
         except ApiError as error:
@@ -132,10 +168,18 @@ class _Completions:
 
 
 async def _read_body(scope: Scope, receive: Receive) -> bytes | None:
-    """The body, at most MAX_BODY_BYTES of it (ApiError 413); None when the caller left."""
+    """The body, at most MAX_BODY_BYTES of it (ApiError 413) within BODY_MAX_S (408); None when the caller left."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > MAX_BODY_BYTES:
             raise _too_large()
+    try:
+        async with asyncio.timeout(BODY_MAX_S):
+            return await _read_parts(receive)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not come within {BODY_MAX_S:g} s.", code="body_too_slow") from None
+
+
+async def _read_parts(receive: Receive) -> bytes | None:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -156,11 +200,11 @@ def _too_large() -> ApiError:
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; stop it when the caller disconnects, or when Serve cancels the request."""
+    """Run `work`; stop it when the caller disconnects, Serve cancels the request, or ANSWER_MAX_S have passed."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, timeout=ANSWER_MAX_S, return_when=asyncio.FIRST_COMPLETED)
     finally:
         left.cancel()
         task.cancel()

@@ -17,10 +17,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from serve_apps.board import get_board
-from serve_apps.wire import GATEWAY_DEPLOYMENT, ServiceRoute
+from serve_apps.wire import GATEWAY_DEPLOYMENT, Routes
 
 from .app import make_app
-from .core import Chunk, EngineFailed, EngineRefused, Gateway
+from .core import Gateway
+from .engine import Chunk, EngineFailed, EngineRefused
 from .link import linked
 
 _log = logging.getLogger("ray.serve")
@@ -35,24 +36,23 @@ _REPLICA_ENV = {
 
 
 class GatewayArgs(BaseModel):
-    """Arguments of the application. `services` are the routes until a plan arrives, if one ever does."""
+    """Arguments of the application."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    services: tuple[ServiceRoute, ...] = ()
     num_replicas: int = Field(default=1, ge=1)
     max_ongoing_requests: int = Field(default=10_000, ge=1)  # the gateway sheds by policy, long before Serve would
     on_head_node: bool = True  # a reclaimed instance must not take the door of every service with it
 
 
 class ServeBackend:
-    """Engines reached through Serve handles, one cached handle an application."""
+    """Engines reached through Serve handles, one cached handle an application. See `engine.Backend`."""
 
     def __init__(self) -> None:
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     async def generate(self, app: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """See `core.Backend`."""
+        """See `engine.Backend`."""
         ended = False
         response = None
         try:
@@ -103,9 +103,9 @@ class RayBoard:
         """See `link.Board`."""
         await self._ask("report", gateway_id, raw)
 
-    async def report_ages_s(self) -> list[float]:
+    async def report_ages_s(self) -> dict[str, float]:
         """See `link.Board`."""
-        return [age_s for age_s, _ in (await self._ask("reports")).values()]
+        return {name: age_s for name, (age_s, _) in (await self._ask("reports")).items()}
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:
@@ -118,15 +118,23 @@ class RayBoard:
 
 
 class Ingress:
-    """The deployment: Serve asks it for the ASGI application once it is constructed."""
+    """The deployment: Serve asks it for the ASGI application once it is constructed, and hands it its `user_config`,
+    the `wire.Routes` in force until a plan arrives, then and whenever that changes. Nothing in flight notices.
+    """
 
-    def __init__(self, routes: tuple[ServiceRoute, ...]) -> None:
-        self._routes = routes
+    def __init__(self) -> None:
+        self._gateway = Gateway(ServeBackend())
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        gateway = Gateway(ServeBackend(), self._routes)
         board = RayBoard()
-        return make_app(gateway, lifespan=lambda _: linked(gateway, board))
+        return make_app(self._gateway, lifespan=lambda _: linked(self._gateway, board))
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take the routes. Raises ValueError, which fails the deployment, when they cannot be read."""
+        try:
+            self._gateway.begin(Routes.model_validate(user_config))
+        except ValidationError as error:
+            raise ValueError(_problems(error, "user_config.")) from None
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -134,8 +142,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     try:
         wanted = GatewayArgs.model_validate(args)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{GATEWAY_DEPLOYMENT}: {problems}") from None
+        raise ValueError(_problems(error)) from None
     options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": _REPLICA_ENV}}
     if wanted.on_head_node:
         options["resources"] = {"node:__internal_head__": 0.001}
@@ -146,4 +153,9 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=wanted.max_ongoing_requests,
         ray_actor_options=options,
     )
-    return deployment.bind(wanted.services)
+    return deployment.bind()
+
+
+def _problems(error: ValidationError, prefix: str = "") -> str:
+    problems = "; ".join(f"{prefix}{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    return f"{GATEWAY_DEPLOYMENT}: {problems}"

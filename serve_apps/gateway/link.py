@@ -37,8 +37,8 @@ class Board(Protocol):
         """Leave this gateway's report."""
         ...
 
-    async def report_ages_s(self) -> list[float]:
-        """Seconds since the last report of every gateway, this one included."""
+    async def report_ages_s(self) -> dict[str, float]:
+        """Seconds since the last report of every gateway, this one included, by its id."""
         ...
 
 
@@ -60,7 +60,8 @@ async def _report(gateway: Gateway, board: Board) -> None:
             async with asyncio.timeout(BOARD_TIMEOUT_S):
                 await board.report(gateway.id, encode(gateway.report(time.time())))
                 ages_s = await board.report_ages_s()
-            gateway.refresh(gateways=sum(age_s <= GATEWAY_GONE_S for age_s in ages_s))
+            alive = sorted(name for name, age_s in ages_s.items() if age_s <= GATEWAY_GONE_S)
+            gateway.refresh(len(alive), alive.index(gateway.id) if gateway.id in alive else 0)
         except Exception as error:
             _log.debug("no report to the board: %s", error)
         await asyncio.sleep(REPORT_PERIOD_S)

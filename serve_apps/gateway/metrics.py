@@ -21,6 +21,8 @@ _COUNTERS = {
     "cold_start_waits": "Requests that waited because no replica was ready",
     "input_tokens": "Prompt tokens, as counted by the engine",
     "output_tokens": "Generated tokens",
+    "overflowed": "Requests that the overflow endpoint answered whole",
+    "overflow_tokens": "Tokens paid for at the overflow endpoint, prompts and probes included",
 }
 _GAUGES = {"queued": "Requests waiting for a slot", "running": "Requests in flight in engines"}
 
@@ -58,3 +60,17 @@ class _GatewayCollector(Collector):
             tpot.add_metric(labels, count_value=row.tpot_count, sum_value=row.tpot_sum_s)
         yield ttft
         yield tpot
+        yield from self._tenants()
+
+    def _tenants(self) -> Iterator[Metric]:
+        """Tokens by tenant: as many series as there are keys, at most `service.MAX_TENANTS` a service."""
+        labels = (*_LABELS, "tenant")
+        inputs = CounterMetricFamily("qm_gateway_tenant_input_tokens", "Prompt tokens of a tenant", labels=labels)
+        outputs = CounterMetricFamily("qm_gateway_tenant_output_tokens", "Generated tokens of a tenant", labels=labels)
+        for service in self._gateway.services.values():
+            for tenant, tokens in service.tenants.items():
+                row = (service.policy.service, self._gateway.id, tenant)
+                inputs.add_metric(row, tokens.input)
+                outputs.add_metric(row, tokens.output)
+        yield inputs
+        yield outputs

@@ -57,15 +57,18 @@ class Call:
 
 
 # ---- in -------------------------------------------------------------------------------------------------------------
-def parse(raw: bytes, *, chat: bool) -> Call:
-    """The call in a request body. Raises ApiError (400) that names the first wrong field."""
+def parse(raw: bytes, *, chat: bool, service: str | None = None) -> Call:
+    """The call in a request body. Raises ApiError (400) that names the first wrong field.
+
+    A body that comes with a `service` of its own (by path, header or key) may leave out `model`.
+    """
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise rejected(f"The body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise rejected(f"The body must be a JSON object, not {_json_type(body)}.", code="invalid_json")
-    model = body.get("model")
+    model = body.get("model") or service
     if not isinstance(model, str) or not model:
         raise rejected("'model' is required: a string, \"unit/service\" or a service's name.", "model")
     _refuse_unsupported(body)

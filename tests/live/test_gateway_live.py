@@ -14,7 +14,16 @@ import pytest
 from openai import APIError, NotFoundError, OpenAI, RateLimitError
 
 from serve_apps.board import get_board
-from serve_apps.wire import GATEWAY_APP, LLM_DEPLOYMENT, PlanMessage, ServiceRoute, VariantRoute, encode
+from serve_apps.wire import (
+    GATEWAY_APP,
+    GATEWAY_DEPLOYMENT,
+    LLM_DEPLOYMENT,
+    PlanMessage,
+    Routes,
+    ServiceRoute,
+    VariantRoute,
+    encode,
+)
 from tests.live.serve_cluster import ServeCluster, free_port, serve_cluster, wait_until
 
 APP = "support.chat.tiny"
@@ -88,7 +97,12 @@ def config(port: int) -> dict[str, Any]:
                 "name": GATEWAY_APP,
                 "route_prefix": "/",
                 "import_path": "serve_apps.gateway:build",
-                "args": {"services": [route(ready=0).model_dump(mode="json")]},
+                "deployments": [
+                    {
+                        "name": GATEWAY_DEPLOYMENT,
+                        "user_config": Routes(services=(route(ready=0),)).model_dump(mode="json"),
+                    }
+                ],
             }
         ],
     }

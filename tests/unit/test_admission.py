@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from serve_apps.admission import (
     route,
     share,
     states,
+    turn_s,
 )
 from serve_apps.wire import ServiceRoute, VariantRoute
 
@@ -63,12 +66,12 @@ COLD = variant("a", replicas=0, slots=0)
         ("all slots taken", at(100, FULL), policy(), Queue(until_s=110.0, cold=False)),
         ("no replica yet", at(100, COLD), policy(), Queue(until_s=110.0, cold=True)),
         ("no variant at all", at(100), policy(), Queue(until_s=110.0, cold=True)),
-        ("the queue is full", at(100, FULL, queued=2), policy(), Shed(retry_after_s=7.0, why="queue_full")),
-        ("no queue", at(100, FULL), policy(max_queued=0), Shed(retry_after_s=7.0, why="queue_full")),
-        ("its time is up", at(110, FULL), policy(), Shed(retry_after_s=7.0, why="queue_timeout")),
-        ("never queues", at(100, FULL), policy(sacrifice=("shed",)), Shed(retry_after_s=7.0, why="no_free_slot")),
+        ("the queue is full", at(100, FULL, queued=2), policy(), Shed(retry_after_s=2.0, why="queue_full")),
+        ("no queue", at(100, FULL), policy(max_queued=0), Shed(retry_after_s=1.0, why="queue_full")),
+        ("its time is up", at(110, FULL), policy(), Shed(retry_after_s=1.0, why="queue_timeout")),
+        ("never queues", at(100, FULL), policy(sacrifice=("shed",)), Shed(retry_after_s=1.0, why="no_free_slot")),
         ("waits for the first", at(100, COLD), policy(sacrifice=("shed",)), Queue(until_s=110.0, cold=True)),
-        ("half the queue", at(100, FULL, queued=1, gateways=2), policy(), Shed(retry_after_s=7.0, why="queue_full")),
+        ("half the queue", at(100, FULL, queued=1, gateways=2), policy(), Shed(retry_after_s=2.0, why="queue_full")),
     ],
 )
 def test_admit(case: str, state: ServiceState, rules: ServiceRoute, verdict: object) -> None:
@@ -121,10 +124,94 @@ def test_a_fresh_plan_counts_ready_replicas() -> None:
     assert [(v.app, v.replicas, v.slots, v.running) for v in rows] == [("a", 2, 16, 5), ("b", 0, 0, 0)]
 
 
-def test_gateways_share_slots_and_each_keeps_one() -> None:
-    rows = states(two_variants(ready=(2, 0), target=(2, 0)), {}, gateways=3, fresh=True)
-    assert [v.slots for v in rows] == [5, 0]
-    assert share(1, 9) == 1
+def test_gateways_share_slots_to_the_last_and_each_keeps_one() -> None:
+    chosen = two_variants(ready=(2, 0), target=(2, 0))
+    shares = [[v.slots for v in states(chosen, {}, gateways=3, rank=rank, fresh=True)] for rank in range(3)]
+    assert shares == [[6, 0], [5, 0], [5, 0]]
+    assert share(1, 9, 8) == 1
+
+
+@given(st.integers(1, 500), st.integers(1, 20))
+def test_shares_add_up_unless_there_is_less_than_one_each(total: int, gateways: int) -> None:
+    shares = [share(total, gateways, rank) for rank in range(gateways)]
+    assert sum(shares) == max(total, gateways)
+    assert max(shares) - min(shares) <= 1
+
+
+def test_a_full_queue_makes_room_for_who_is_more_important_than_its_last() -> None:
+    full = replace(at(100, FULL, queued=2), least=3)
+    assert admit(ticket(priority=4), full, policy()) == Queue(until_s=110.0, cold=False, displaces=True)
+    assert isinstance(admit(ticket(priority=3), full, policy()), Shed)
+
+
+def waiting(*, queued: int, ahead: int | None = None, age_s: float = 0.0, rps: float = 1.0) -> ServiceState:
+    busy = variant("a", slots=4, running=4, rps=rps)
+    return ServiceState(now_s=100.0, queued=queued, ahead=ahead, plan_age_s=age_s, variants=(busy,))
+
+
+@pytest.mark.parametrize(
+    ("case", "state", "next_s", "why"),
+    [
+        ("ten of one a second take ten seconds", waiting(queued=9), None, None),
+        ("eleven take longer, but capacity may come any time", waiting(queued=10), None, None),
+        ("it comes too late", waiting(queued=10), 11.0, "wait_too_long"),
+        ("it comes in time", waiting(queued=10), 9.0, None),
+        ("the plan was made a while ago", waiting(queued=10, age_s=2.0), 11.0, None),
+        ("the important pass", waiting(queued=10, ahead=0), 11.0, None),
+        ("nothing is ready, and what comes is late", waiting(queued=0, rps=0.0), 11.0, "wait_too_long"),
+    ],
+)
+def test_a_request_whose_turn_cannot_come_in_time_is_told_so_at_once(
+    case: str, state: ServiceState, next_s: float | None, why: str | None
+) -> None:
+    rules = policy(max_queued=99).model_copy(update={"next_capacity_s": next_s})
+    verdict = admit(ticket(), state, rules)
+    assert (verdict.why if isinstance(verdict, Shed) else None) == why, case
+    patient = rules.model_copy(update={"sacrifice": ("queue",)})
+    assert isinstance(admit(ticket(), state, patient), Queue), "who may not be shed waits"
+
+
+OVERFLOW = {"url": "http://x", "model": "m", "rpm": 60, "usd_per_1m_tokens": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("case", "sacrifice", "state", "next_s", "slack_s", "spilled"),
+    [
+        ("first of all", ("overflow", "queue", "shed"), waiting(queued=0), 1.0, None, True),
+        ("before its limit is passed", ("queue", "overflow", "shed"), waiting(queued=3), 60.0, 3.0, True),
+        ("not while the queue is fast enough", ("queue", "overflow", "shed"), waiting(queued=2), 60.0, 3.0, False),
+        ("not when capacity comes in time", ("queue", "overflow", "shed"), waiting(queued=9), 3.0, 3.0, False),
+        ("nothing is known to come", ("queue", "overflow", "shed"), waiting(queued=0, rps=0.0), None, None, True),
+    ],
+)
+def test_overflow_is_used_while_the_deadline_is_nearer_than_the_next_capacity(
+    case: str,
+    sacrifice: tuple[str, ...],
+    state: ServiceState,
+    next_s: float | None,
+    slack_s: float | None,
+    spilled: bool,
+) -> None:
+    more = {"next_capacity_s": next_s, "slack_s": slack_s}
+    rules = policy(max_queued=99, sacrifice=sacrifice).model_copy(update=more)
+    verdict = admit(ticket(), state, rules)
+    assert isinstance(verdict, Queue)
+    assert not verdict.spills, "no endpoint"
+    with_endpoint = ServiceRoute.model_validate(rules.model_dump() | {"overflow": OVERFLOW})
+    verdict = admit(ticket(), state, with_endpoint)
+    assert isinstance(verdict, Queue)
+    assert verdict.spills is spilled, case
+
+
+def test_clients_turned_away_are_given_turns() -> None:
+    """Two a second are served and a queue of four drains: after that, one place each half second; never past 2 min."""
+    turns, last_s = [], 0.0
+    for _ in range(3):
+        last_s = turn_s(last_s, 100.0, 2.0, 2.0)
+        turns.append(last_s)
+    assert turns == [102.5, 103.0, 103.5]
+    assert turn_s(500.0, 100.0, 2.0, 2.0) == 220.0
+    assert turn_s(0.0, 100.0, 0.0, 100.0) == 101.0
 
 
 def test_a_stale_plan_gives_the_slots_of_all_replicas_there_may_be() -> None:
@@ -231,11 +318,4 @@ def test_every_request_gets_one_of_three_answers_within_the_limits(
         assert verdict.until_s > 100.0 + waited_s
         assert verdict.cold == (not any(v.replicas for v in rows))
     else:
-        assert verdict.retry_after_s == rules.retry_after_s
-
-
-@given(st.integers(0, 1000), st.integers(1, 20))
-def test_shares_lose_less_than_a_slot_a_gateway(total: int, gateways: int) -> None:
-    given_out = share(total, gateways) * gateways
-    assert total - gateways < given_out
-    assert given_out <= max(total, gateways if total else 0)
+        assert 1.0 <= verdict.retry_after_s <= rules.retry_after_s

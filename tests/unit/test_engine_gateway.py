@@ -64,8 +64,33 @@ def test_overflow_may_come_before_waiting() -> None:
     assert (window.finished, window.output_tokens) == (4, 4 * 11), "what the endpoint answers has tokens and an end"
 
 
+def test_overflow_takes_at_once_what_would_be_too_late() -> None:
+    """One a second is served and each may wait 3 s; nothing more is expected, then something is."""
+    made = engine(same(6), queue_timeout_s=3.0, overflow_rpm=9, ttft_s=2.0)
+    made.add_replica(0, 0, PLAIN, slots=1)
+    made.set_capacity_rps(0, 0, 1.0)
+    made.advance(0.1)
+    assert (made.totals(0).overflowed, made.window(0).queued) == (2, 3)
+    made = engine(same(6), queue_timeout_s=3.0, overflow_rpm=9, ttft_s=2.0)
+    made.add_replica(0, 0, PLAIN, slots=1)
+    made.expect(0, 2.0)
+    made.advance(0.1)
+    assert (made.totals(0).overflowed, made.window(0).queued) == (0, 5)
+
+
+def test_who_would_wait_too_long_by_the_plan_is_shed_at_once() -> None:
+    for can_shed, shed in ((True, 2), (False, 0)):
+        made = engine(same(6), queue_timeout_s=3.0, can_shed=can_shed)
+        made.add_replica(0, 0, PLAIN, slots=1)
+        made.set_capacity_rps(0, 0, 1.0)
+        made.expect(0, 60.0)
+        made.advance(0.1)
+        assert (made.totals(0).shed, made.window(0).queued) == (shed, 5 - shed)
+
+
 def test_overflow_after_too_long_a_wait_is_a_miss() -> None:
     made = engine(same(1), queue_timeout_s=3.0, overflow_rpm=9, ttft_s=2.0)
+    made.expect(0, 2.5)
     made.advance(9.0)
     assert (made.totals(0).overflowed, made.totals(0).met) == (1, 0)
 

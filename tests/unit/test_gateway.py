@@ -267,7 +267,7 @@ async def test_a_service_that_leaves_the_plan_is_unknown_but_keeps_its_counters(
 async def test_the_board_gets_reports_and_gives_plans() -> None:
     gateway = Gateway(FakeEngines(), [])
     board = FakeBoard()
-    board.others_ages_s = [1.0, 30.0]
+    board.others_ages_s = {"other": 1.0, "gone": 30.0}
     async with linked(gateway, board):
         await until(lambda: gateway.id in board.reports)
         assert decode(GatewayReport, board.reports[gateway.id]).seq == 1

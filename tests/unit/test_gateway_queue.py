@@ -77,7 +77,7 @@ async def test_a_full_queue_sheds_with_retry_after() -> None:
     waiting = [rig.stream(), rig.stream()]
     await until(lambda: rig.counters().queued == 1)
     refused = await rig.stream().done()
-    assert (refused.status, refused.headers["retry-after"]) == (429, "3")
+    assert (refused.status, refused.headers["retry-after"]) == (429, "2")
     error = json.loads(refused.body)["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
     assert (rig.counters().arrivals, rig.counters().shed) == (3, 1)

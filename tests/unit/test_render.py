@@ -13,9 +13,9 @@ import pytest
 import policies
 from autoscaler.catalogue import Resolved, resolve
 from autoscaler.render import RenderProblems, differences, serve_config
-from policies.model import PolicySet
+from policies.model import ApiKey, Overflow, PolicySet
 from serve_apps.engine_args import parse
-from serve_apps.wire import LocalRule, ServiceRoute, split_app
+from serve_apps.wire import LocalRule, Routes, split_app
 
 FOLDER = Path(policies.__file__).parent
 
@@ -128,12 +128,12 @@ def test_engines_and_gateway_understand_their_arguments(name: str, engine: str) 
         args = parse(app["args"])
         assert (args.max_num_seqs, args.max_model_len) == (shape.timing.max_num_seqs, shape.timing.max_model_len)
         assert (args.timing, args.load_s) == ((shape.timing, shape.load_prior_s) if engine == "sim" else (None, 0.0))
-    routes = [ServiceRoute.model_validate(route) for route in gateway["args"]["services"]]
-    assert [route.service for route in routes] == [key for key, _, _ in found(name).policy.services()]
+    routes = Routes.model_validate(llm(gateway)["user_config"])
+    assert [route.service for route in routes.services] == [key for key, _, _ in found(name).policy.services()]
 
 
 def test_before_any_plan_the_gateway_counts_on_the_floor_of_the_first_variant() -> None:
-    routes = {route["service"]: route for route in config()["applications"][0]["args"]["services"]}
+    routes = {route["service"]: route for route in llm(config()["applications"][0])["user_config"]["services"]}
     assert [v["target_replicas"] for v in routes["support/chat"]["variants"]] == [1, 0]
     assert [v["max_replicas"] for v in routes["support/chat"]["variants"]] == [28, 28]  # no cloud is known: as allowed
     assert [v["target_replicas"] for v in routes["research/nightly"]["variants"]] == [0, 0]
@@ -224,9 +224,27 @@ def test_with_nothing_deployed_everything_is_new() -> None:
 
 def test_differences_name_routes_by_service_and_application() -> None:
     wanted, current = config(), config()
-    current["applications"][0]["args"]["services"][0]["variants"][1]["target_replicas"] = 3
-    path = "args.services[support/chat].variants[support.chat.g5-12x].target_replicas"
+    llm(current["applications"][0])["user_config"]["services"][0]["variants"][1]["target_replicas"] = 3
+    path = "deployments[Gateway].user_config.services[support/chat].variants[support.chat.g5-12x].target_replicas"
     assert differences(current, wanted) == (f"~ qm-gateway: {path}: 3 -> 0",)
+
+
+def test_a_changed_route_reaches_the_running_gateway_and_restarts_nothing() -> None:
+    """Serve restarts an application's replicas when anything of it but these changes."""
+    resolved = found()
+    key = ApiKey(tenant="web", sha256="a" * 64, service="chat")
+    given = Overflow(url="https://api.example.com/v1", usd_per_1m_tokens=2.0, rpm=60, key_env="KEY")
+    policy = changed(resolved, priority=7, sacrifice=("queue", "overflow"), overflow=given)
+    units = [u.model_copy(update={"api_keys": (key,)}) if u.unit == "support" else u for u in policy.units]
+    wanted = serve_config(PolicySet(units=tuple(units)), resolved.shapes, engine="sim")
+    lines = differences(config(), wanted)
+    assert lines
+    assert all(line.startswith("~ qm-gateway: deployments[Gateway].user_config.") for line in lines)
+    routes = Routes.model_validate(llm(wanted["applications"][0])["user_config"])
+    assert [(k.unit, k.tenant, k.service) for k in routes.keys] == [("support", "web", "support/chat")]
+    chat = next(route for route in routes.services if route.service == "support/chat")
+    assert chat.overflow is not None
+    assert (chat.priority, chat.overflow.key_env, chat.overflow.rpm) == (7, "KEY", 60)
 
 
 def test_the_order_of_applications_is_no_difference() -> None:
