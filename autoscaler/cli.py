@@ -14,6 +14,11 @@ from typer.core import TyperGroup
 from autoscaler.ownership import check_ownership
 
 
+def _place(text: str) -> Any:
+    """A folder, or an address in S3."""
+    return text if text.startswith("s3://") else _folder(text)
+
+
 def _folder(text: str) -> Path:
     """An empty name, as an unset variable of the shell gives it, would mean the current folder."""
     if not text:
@@ -22,15 +27,20 @@ def _folder(text: str) -> Path:
 
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is the screen.")]
-Journal = Annotated[Path, typer.Option("--journal", parser=_folder, metavar="DIR", help="The folder of the journal.")]
+Journal = Annotated[
+    Any, typer.Option("--journal", parser=_place, metavar="DIR", help="The journal: a folder, or s3://BUCKET/PREFIX.")
+]
 Policies = Annotated[
     Path, typer.Option("--policies", parser=_folder, metavar="DIR", help="The folder of policy files.")
 ]
-CloudUrl = Annotated[str, typer.Option(metavar="URL", help="Where the local cloud listens.")]
-CloudTokenFile = Annotated[Path, typer.Option(metavar="FILE", help="Holds the token of the local cloud.")]
+CloudUrl = Annotated[str | None, typer.Option(metavar="URL", help="Where the local cloud listens.")]
+CloudTokenFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Holds the token of the local cloud.")]
 RayAddress = Annotated[str, typer.Option(metavar="HOST:PORT", help="Ray's GCS.")]
 DashboardUrl = Annotated[str, typer.Option(metavar="URL", help="Ray's dashboard.")]
 CloudKind = Annotated[Literal["local"], typer.Option(help="Where instances come from.")]
+RunCloud = Annotated[
+    Literal["local", "ec2"], typer.Option(help="Where instances come from; ec2 has cloud/ec2.yaml beside the policies.")
+]
 EngineKind = Annotated[Literal["vllm", "sim"], typer.Option(help="What the replicas run: vLLM, or its timing alone.")]
 TickS = Annotated[float, typer.Option(metavar="SECONDS", help="From one tick to the next.")]
 MetricsPort = Annotated[
@@ -110,11 +120,11 @@ def down() -> None:
 def run(
     policies: Policies,
     journal: Journal,
-    cloud_url: CloudUrl,
-    cloud_token_file: CloudTokenFile,
+    cloud: RunCloud = "local",
+    cloud_url: CloudUrl = None,
+    cloud_token_file: CloudTokenFile = None,
     ray_address: RayAddress = "127.0.0.1:6379",
     dashboard_url: DashboardUrl = "http://127.0.0.1:8265",
-    cloud: CloudKind = "local",
     engine: EngineKind = "vllm",
     tick_s: TickS = 10.0,
     metrics_port: MetricsPort = None,
@@ -129,11 +139,11 @@ def run(
 def advise(
     policies: Policies,
     journal: Journal,
-    cloud_url: CloudUrl,
-    cloud_token_file: CloudTokenFile,
+    cloud: RunCloud = "local",
+    cloud_url: CloudUrl = None,
+    cloud_token_file: CloudTokenFile = None,
     ray_address: RayAddress = "127.0.0.1:6379",
     dashboard_url: DashboardUrl = "http://127.0.0.1:8265",
-    cloud: CloudKind = "local",
     engine: EngineKind = "vllm",
     tick_s: TickS = 10.0,
     metrics_port: MetricsPort = None,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Column, Table
 
-from autoscaler.adapters.journal import read_all
+from autoscaler.adapters.journals import Place, read_journal
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, write_json
 from autoscaler.explain import Explanation, Rung, explain
 from autoscaler.replay import DIFFERENCES_SHOWN, Replay, replay
@@ -21,10 +20,10 @@ _REPLAY: TypeAdapter[Replay] = TypeAdapter(Replay)
 _EXPLANATION: TypeAdapter[Explanation] = TypeAdapter(Explanation)
 
 
-def replay_command(journal: Path, json_file: str | None) -> int:
+def replay_command(journal: Place, json_file: str | None) -> int:
     """Decide every plan of `journal` again; 1 when any came out otherwise."""
     check_json(json_file)
-    found = replay(read_all(journal), versions())
+    found = replay(read_journal(journal), versions())
     if json_file:
         write_json(json_file, _REPLAY.dump_json(found))
     if json_file != "-":
@@ -52,11 +51,11 @@ def _print_replay(found: Replay) -> None:
             console.print(f"  and {len(first.changes) - DIFFERENCES_SHOWN} more")
 
 
-def explain_command(journal: Path, service: str | None, at: str | None, json_file: str | None) -> int:
+def explain_command(journal: Place, service: str | None, at: str | None, json_file: str | None) -> int:
     """Tell the newest launch's story."""
     check_json(json_file)
     at_s = parse_instant(at) if at is not None else None
-    found = explain(read_all(journal), service, at_s)
+    found = explain(read_journal(journal), service, at_s)
     if found is None:
         of = f" of {service}" if service else ""
         before = f" at or before {at}" if at else ""

@@ -11,15 +11,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from autoscaler.act import Pool
 from autoscaler.adapters.clock import SystemClock
-from autoscaler.adapters.journal import FileJournal
+from autoscaler.adapters.journals import Place, open_journal
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.adapters.telemetry import PrometheusTelemetry
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, check_port, write_json
@@ -28,23 +29,40 @@ from autoscaler.core.model import Plan
 from autoscaler.core.reasons import Reason
 from autoscaler.explain import words
 from autoscaler.loop import Controller
-from autoscaler.ports import Cloud, Metrics, Misconfigured, PortError, Serving
+from autoscaler.ports import (
+    Cloud,
+    Journal,
+    Metrics,
+    Misconfigured,
+    PortError,
+    Reread,
+    Serving,
+    Superseded,
+    Tenure,
+    Transient,
+)
 from autoscaler.render import Engine
+
+if TYPE_CHECKING:
+    from autoscaler.adapters.journal import FileJournal
+    from autoscaler.adapters.s3_journal import S3Journal
 
 LAUNCH_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What `qm run` was given; paths are as given, `metrics_port` None means no exporter."""
+    """What `qm run` was given; paths are as given, `metrics_port` None means no exporter. The local cloud has an
+    address and a token, EC2 has ``cloud/ec2.yaml`` beside the policies.
+    """
 
     policies: Path
     ray_address: str
     dashboard_url: str
     cloud: str
-    cloud_url: str
-    cloud_token_file: Path
-    journal: Path
+    cloud_url: str | None
+    cloud_token_file: Path | None
+    journal: Place
     engine: Engine
     tick_s: float
     metrics_port: int | None
@@ -55,12 +73,13 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The edges of one cluster, and how to leave it."""
+    """The edges of one cluster, and how to leave it. `hold` tells the cloud who may act."""
 
     metrics: Metrics
     serving: Serving
     cloud: Cloud
     leave: Callable[[], None]
+    hold: Callable[[Tenure], None] = lambda _: None
 
 
 def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | None = None) -> int:
@@ -80,18 +99,27 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
     with ExitStack() as leaving:
         world = (connect or connect_cluster)(options)
         leaving.callback(world.leave)
-        journal = FileJournal(options.journal)
+        journal = _opened(options.journal)
         leaving.callback(journal.close)
+        world.hold(journal)
         if journal.repaired:
             _log("journal", repaired=journal.repaired)
         if options.metrics_port is not None:
             telemetry.serve(options.metrics_port)
         stop = leaving.enter_context(_signals(folder))
-        return _Ticker(_controller(options, world, journal, folder, telemetry), telemetry, stop, options).run()
+        make = partial(_controller, options, world, journal, folder, telemetry)
+        return _Ticker(make, telemetry, stop, options).run()
+
+
+def _opened(place: Place) -> FileJournal | S3Journal:
+    try:
+        return open_journal(place)
+    except Transient as error:
+        raise BadInput(f"--journal {place}: {error}; check that it can be reached, then start again") from error
 
 
 def _controller(
-    options: RunOptions, world: World, journal: FileJournal, folder: PolicyFolder, telemetry: PrometheusTelemetry
+    options: RunOptions, world: World, journal: Journal, folder: PolicyFolder, telemetry: PrometheusTelemetry
 ) -> Controller:
     return Controller(
         clock=SystemClock(),
@@ -109,21 +137,14 @@ def _controller(
 
 def connect_cluster(options: RunOptions) -> World:
     """The adapters for a running Ray cluster and a cloud. Raises BadInput when one does not answer."""
-    if options.cloud != "local":
-        raise BadInput(f"--cloud {options.cloud}: unknown; this version has: local")
-    from autoscaler.adapters.local import LocalCloud
     from autoscaler.adapters.prometheus import ClusterMetrics, EngineScraper, GatewayMetrics
     from autoscaler.adapters.ray_serve import RayServe
+    from autoscaler.commands.clouds import CLOUDS
 
-    cloud = LocalCloud(options.cloud_url, _token(options.cloud_token_file))
+    if options.cloud not in CLOUDS:
+        raise BadInput(f"--cloud {options.cloud}: unknown; this version has: {', '.join(CLOUDS)}")
     serving = RayServe(options.ray_address, options.dashboard_url)
-    try:
-        cloud.describe(SystemClock().now_s())
-    except Misconfigured as error:
-        remedy = "give the file that the cloud was started with"
-        raise BadInput(f"--cloud-token-file {options.cloud_token_file}: {error}; {remedy}") from error
-    except PortError as error:
-        raise BadInput(f"--cloud-url {options.cloud_url}: {error}; start the cloud, or correct the address") from error
+    cloud = CLOUDS[options.cloud](options, serving.notes)
     try:
         serving.probe()
     except Misconfigured as error:
@@ -137,21 +158,9 @@ def connect_cluster(options: RunOptions) -> World:
     def leave() -> None:
         scraper.stop()
         serving.close()
-        cloud.close()
+        cloud.leave()
 
-    return World(ClusterMetrics(GatewayMetrics(serving.reports), scraper), serving, cloud, leave)
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text().strip()
-    except OSError as error:
-        raise BadInput(
-            f"--cloud-token-file {path}: {error.strerror}; give the file that the cloud was started with"
-        ) from error
-    if not token:
-        raise BadInput(f"--cloud-token-file {path}: is empty; give the file that the cloud was started with")
-    return token
+    return World(ClusterMetrics(GatewayMetrics(serving.reports), scraper), serving, cloud.cloud, leave, cloud.hold)
 
 
 @contextmanager
@@ -173,12 +182,18 @@ def _signals(folder: PolicyFolder) -> Iterator[threading.Event]:
 
 @dataclass
 class _Ticker:
-    """A fixed cadence: a slow tick makes the next one late, and none is made up for."""
+    """A fixed cadence: a slow tick makes the next one late, and none is made up for. A controller that must begin anew
+    is made again.
+    """
 
-    controller: Controller
+    make: Callable[[], Controller]
     telemetry: PrometheusTelemetry
     stop: threading.Event
     options: RunOptions
+    controller: Controller = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.controller = self.make()
 
     def run(self) -> int:
         plan: Plan | None = None
@@ -198,7 +213,11 @@ class _Ticker:
         try:
             with self.telemetry.timed():
                 plan = self.controller.tick()
+        except Superseded as error:
+            raise BadInput(f"--journal {self.options.journal}: {error}; this controller ends") from error
         except PortError as error:
+            if isinstance(error, Reread):
+                self.controller = self.make()
             _log("tick failed", error=f"{error.code}: {error}")
             return None
         _log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler.adapters.journal import read_all
+from autoscaler.adapters.journals import Place, holder, read_journal
 from autoscaler.commands.journal import clock_words, screen
 from autoscaler.commands.outcome import OK, check_json, write_json
 from autoscaler.core.beliefs import EMPTY, Beliefs
@@ -48,6 +47,7 @@ class Status:
     services: tuple[ServiceStatus, ...]
     instances: dict[str, int]
     cooling: dict[str, float]
+    writer: str = ""  # who holds the journal
 
 
 @dataclass(slots=True)
@@ -121,10 +121,10 @@ def _services(plan: Plan | None, seen: Observation | None) -> tuple[ServiceStatu
     )
 
 
-def status_command(journal: Path, json_file: str | None) -> int:
+def status_command(journal: Place, json_file: str | None) -> int:
     """Print where things stand."""
     check_json(json_file)
-    found = status(read_all(journal))
+    found = replace(status(read_journal(journal)), writer=holder(journal))
     if json_file:
         write_json(json_file, TypeAdapter(Status).dump_json(found))
     if json_file != "-":
@@ -134,6 +134,7 @@ def status_command(journal: Path, json_file: str | None) -> int:
 
 def _print(console: Console, found: Status) -> None:
     console.print(f"run {found.run_id}, {clock_words(found.at_s)}, policy {found.policy_digest or 'none yet'}")
+    console.print(f"journal written by {found.writer}", markup=False)
     for head, lines in (
         ("policy refused, the last good one stays", found.policy_problems),
         ("not seen", found.blind),

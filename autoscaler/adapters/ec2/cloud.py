@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from autoscaler.adapters.ec2 import words
@@ -21,17 +22,21 @@ from autoscaler.adapters.ec2.notices import told
 from autoscaler.adapters.ec2.quotas import Quotas
 from autoscaler.core.model import CloudInstance, CloudView, Offering
 from autoscaler.ports import FleetAnswer, NotFound, PortError, Tenure, Transient
+from serve_apps.wire import NodeReport
 
 YOUNG_S = 300.0  # a NotFound this soon after a launch is the listing's lag
 PREFLIGHT_EVERY_S = 86_400.0
 BLOCK_NOTICE_S = 600.0  # a block's end is announced 40 min ahead, 10 before its instances go
 
+FAULT_DRAIN_S = 300.0  # a node with a fatal fault is given up within this
+
 Notices = Callable[[], Iterable[Mapping[str, Any]]]
+Notes = Callable[[], Mapping[str, NodeReport]]
 
 
 class Ec2Cloud:
-    """`clients(region)` connects; `notices()` gives the EventBridge events since it was last called; `tenure` is the
-    right to act, held at each launch and end (None: nobody else acts).
+    """`clients(region)` connects; `notices()` gives the EventBridge events since it was last called, `notes()` what
+    nodes say of themselves.
 
     `unknown` counts the error codes that no table holds, `dropped` says why a configured offering is not offered.
     """
@@ -43,7 +48,7 @@ class Ec2Cloud:
         *,
         clients: Callable[[str], Clients] = connect,
         notices: Notices = tuple,
-        tenure: Tenure | None = None,
+        notes: Notes = dict,
     ) -> None:
         self._config = config
         self._now_s = now_s
@@ -61,9 +66,10 @@ class Ec2Cloud:
             self._reservations,
             self._quotas,
             now_s,
-            tenure,
         )
-        self._tenure = tenure
+        self._notes = notes
+        self._fault: dict[str, str] = {}
+        self._tenure: Tenure | None = None
         self._preflight_at_s = float("-inf")
         self._lock = threading.RLock()
         self.dropped: dict[str, str] = {}
@@ -71,6 +77,10 @@ class Ec2Cloud:
     def _caller(self, region: str, clients: Callable[[str], Clients]) -> Caller:
         bucket = Bucket(float(self._config.calls_burst), self._config.calls_per_s, self._now_s)
         return Caller(clients(region), bucket)
+
+    def hold(self, tenure: Tenure) -> None:
+        """From now on launch and terminate for whoever holds `tenure` only. Without it nobody else acts."""
+        self._tenure = self._launcher.tenure = tenure
 
     @property
     def unknown(self) -> Counter[str]:
@@ -93,6 +103,7 @@ class Ec2Cloud:
                 with suppress(PortError):  # the next sweep repeats it; the active region must not wait for it
                     self._sweep(region, now_s)
             self._take_notices()
+            self._take_notes(now_s)
             return CloudView(at_s=now_s, offerings=tuple(self._offerings()), instances=tuple(self._instances(now_s)))
 
     def _preflight(self, now_s: float) -> None:
@@ -152,6 +163,18 @@ class Ec2Cloud:
         if said.reservations_changed:
             self._reservations.at_s = float("-inf")
 
+    def _take_notes(self, now_s: float) -> None:
+        """A node's own notice, and a fault after which it can not serve: it must be empty soon, as if reclaimed, which
+        says nothing about its type or pool.
+        """
+        for instance_id, note in self._notes().items():
+            if note.reclaim_at_s is not None:
+                known_s = self._notice_at_s.get(instance_id, note.reclaim_at_s)
+                self._notice_at_s[instance_id] = min(known_s, note.reclaim_at_s)
+            if note.fault and instance_id not in self._fault:
+                self._fault[instance_id] = note.fault
+                self._notice_at_s.setdefault(instance_id, now_s + FAULT_DRAIN_S)
+
     def _offerings(self) -> Iterator[Offering]:
         for offer in self._config.offerings:
             row = self._reservations.rows.get(offer.reservation)
@@ -162,10 +185,12 @@ class Ec2Cloud:
     def _instances(self, now_s: float) -> Iterator[CloudInstance]:
         live = {key for listing in self._listings.values() for key in listing.rows}
         self._notice_at_s = {key: at_s for key, at_s in self._notice_at_s.items() if key in live}
+        self._fault = {key: words_ for key, words_ in self._fault.items() if key in live}
         for listing in self._listings.values():
             for key, row in listing.rows.items():
                 notice_at_s = self._notice(key, row, now_s)
-                yield words.instance(row, self._offering_of(row), notice_at_s, self._config, now_s)
+                seen = words.instance(row, self._offering_of(row), notice_at_s, self._config, now_s)
+                yield replace(seen, state_reason=f"NodeFault: {fault}") if (fault := self._fault.get(key)) else seen
 
     def _notice(self, instance_id: str, row: Row, now_s: float) -> float | None:
         """When the instance must be empty: its own notice, or its block's end once that is announced."""

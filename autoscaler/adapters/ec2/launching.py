@@ -36,7 +36,7 @@ FLEET_MARKETS = ("on_demand", "spot")
 
 
 class Launcher:
-    """Launches in the active region. What it gets goes into `listing` at once; `tenure` must be held for each call."""
+    """Launches in the active region. What it gets goes into `listing` at once; each call needs the `tenure`."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class Launcher:
         reservations: Reservations,
         quotas: Quotas,
         now_s: Callable[[], float],
-        tenure: Tenure | None,
     ) -> None:
-        self._config, self._caller, self._now_s, self._tenure = config, caller, now_s, tenure
+        self._config, self._caller, self._now_s = config, caller, now_s
         self._listing, self._reservations, self._quotas = listing, reservations, quotas
         self._offers = {row.offering: row for row in config.offerings}
         self._deadline_at_s: dict[str, float] = {}
         self._shut_until_s: dict[str, float] = {}
         self._lock = threading.RLock()
         self.unsettled_until_s = 0.0
+        self.tenure: Tenure | None = None
 
     # ---- one offering -------------------------------------------------------------------------------------------
     def launch(self, offering: str, count: int, token: str) -> tuple[str, ...]:
@@ -173,12 +173,12 @@ class Launcher:
         """The same for the same launch, whenever it is asked: EC2 compares what comes with a token."""
         with self._lock:
             until_s = self._deadline_at_s.setdefault(f"{offering}\0{token}", self._now_s() + self._config.max_life_s)
-        epoch = self._tenure.epoch if self._tenure else 0
+        epoch = self.tenure.epoch if self.tenure else 0
         return words.launch_tags(self._config, token, offering, until_s, epoch)
 
     def _check_tenure(self) -> None:
-        if self._tenure is not None:
-            self._tenure.check()
+        if self.tenure is not None:
+            self.tenure.check()
 
     def _room(self, offer: OfferConfig, count: int) -> int:
         """`count`, or what the account's quota leaves. Raises Quota when that is nothing."""
