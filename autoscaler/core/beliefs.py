@@ -12,6 +12,7 @@ from typing import NamedTuple
 from policies.model import PolicySet
 from serve_apps.timing import Timing
 
+from .bursts import POISSON, Bursts
 from .events import Forecast
 from .lifecycle import InstanceState
 from .model import Offering, Plan, Shape
@@ -90,6 +91,7 @@ class ServiceBelief:
     queued: float = 0.0
     kv_fraction: float | None = None  # of the fullest ready engine
     blind_why: str = ""
+    bursts: Bursts = POISSON
     planned: tuple[tuple[float, float], ...] = ()  # (at_s, demanded requests/s)
 
 

@@ -14,8 +14,11 @@ things make single requests miss although the mean does not:
 - all slots may be taken: the wait then exceeds w with probability exp(−pool·(μ(slots) − λ)·w). Where they are few, a
   normal tail underrates how often that is, and the birth-death chain with rates λ and pool·μ(n/pool) is summed instead.
 
-Arrivals that vary more than Poisson (Ca > 1) multiply the variance of the batch and every wait by (Ca² + Cs²)/(1 + Cs²)
-(Allen–Cunneen), where Cs is that of the service: 1 for stays, the prompts' own for prefills; a pool divides Ca².
+Arrivals that vary more than Poisson (Ca > 1, Gamma gaps) come in company: around a request there are Ca² − 1 more than
+by Poisson, half of them before it. So the number in an infinite server has the peakedness z = 1/(1 − φ(μ)) − λ/μ
+(Gamma gaps, exponential stays; more for stays that are more regular), a request finds z − 1 mates and is joined by as
+many, their numbers geometric; a queue empties z times as slowly, and a prompt finds others ahead of it as in G/M/1. A
+pool shares the mates out. Where a company is too large for the limits whatever the load, the floor is reported.
 
 Against the request-level engine: docs/performance.md, tests/simulation.
 """
@@ -28,6 +31,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from policies.model import Goal, Slo
+from serve_apps.batching import STEP_TOKENS
 from serve_apps.timing import Timing, decode_step_s, prefill_s
 
 from .reasons import Reason, ReasonCode, why
@@ -47,9 +51,11 @@ PRIOR_OUTPUT_TOKENS = 210.0
 INPUT_CV = 0.66
 OUTPUT_CV = 0.74
 GRID = math.log(1.03)  # figures that differ by less are the same question
+FEWEST = 0.01  # sequences in a mean batch: a load below it is none
 FEW_SLOTS = 32  # of a pool: below it the chain is summed
 QUANTILES = tuple(NormalDist().inv_cdf((2 * n + 1) / 16) for n in range(8))
-HALVINGS = 12  # of a batch of some hundred: to a tenth of a sequence
+HALVINGS = 12  # of a batch of some hundred and of a hundredth: to .3 %
+FIXED_POINT = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +80,13 @@ class Capacity:
     reasons: tuple[Reason, ...]
 
 
-def mix_or_prior(input_tokens: float, output_tokens: float, timing: Timing) -> Mix:
+def mix_or_prior(input_tokens: float, output_tokens: float, timing: Timing, arrival_cv: float = 1.0) -> Mix:
     """The observed mix, or the prior where nothing was observed yet. Never below one token."""
     longest = timing.max_model_len / 4.0
     return Mix(
         input_tokens=max(1.0, input_tokens or min(PRIOR_INPUT_TOKENS, longest)),
         output_tokens=max(1.0, output_tokens or min(PRIOR_OUTPUT_TOKENS, longest)),
+        arrival_cv=arrival_cv,
     )
 
 
@@ -88,10 +95,21 @@ def capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal, pool: int = 1) -> C
     return _capacity(_coarse_timing(timing), _coarse_mix(mix), slo, goal, min(max(pool, 1), POOL_MOST))
 
 
-def pool_of(timing: Timing, mix: Mix, rps: float) -> int:
-    """At least how many replicas share a gateway that is sent `rps`: were all of them as full as can be."""
+def capacity_at(timing: Timing, mix: Mix, slo: Slo, goal: Goal, rps: float) -> Capacity:
+    """The planned load of one of the replicas that share `rps`: as many as carry it and meet the limits, together.
+
+    The fewer share a gateway, the less each carries: what few of them carry says how many it takes at most.
+    """
+    timing, mix = _coarse_timing(timing), _coarse_mix(mix)
     full = _Load(timing, mix, Slo(), 1)
-    return max(1, math.ceil(rps / full.rate(full.most)))
+    pool = max(1, min(POOL_MOST, math.ceil(rps / full.rate(full.most))))
+    while True:
+        found = _capacity(timing, mix, slo, goal, pool)
+        met = all(reason.subject != BURSTS for reason in found.reasons)
+        needed = min(math.ceil(rps / found.rps) if met else 2 * pool, POOL_MOST)
+        if needed <= pool:
+            return found
+        pool = needed
 
 
 @lru_cache(maxsize=8192)
@@ -99,7 +117,7 @@ def _capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal, pool: int) -> Capa
     alone = _unreachable(timing, mix, slo)
     if alone is not None:
         return _made(_Load(timing, mix, slo, pool), 1.0, 1, pool, (alone,))
-    load = _Load(timing, mix, slo, pool)
+    load = _Load(timing, replace(mix, arrival_cv=1.0), slo, pool)  # how many may run is no matter of when they come
     allowed = 1.0 - slo.fraction
     floor = load.missed(TINY, math.inf, fluctuating=False)
     reasons: tuple[Reason, ...] = ()
@@ -108,11 +126,17 @@ def _capacity(timing: Timing, mix: Mix, slo: Slo, goal: Goal, pool: int) -> Capa
     full = _largest(load, load.most, math.inf, max(allowed, FULL_MISSES) + floor, fluctuating=False)
     slots = max(1, int(full))
     spent = STEADY_SHARE[goal] * allowed + floor
+    load = _Load(timing, mix, slo, pool)
+    least = load.missed(FEWEST, float(slots), fluctuating=True) if load.bursts > 1.0 else 0.0
+    if least > spent:
+        reasons = (*reasons, why(ReasonCode.UNREACHABLE_SLO, BURSTS, floor=1.0 - least, limit=slo.fraction))
+        spent += least
     batch = _largest(load, float(slots), float(slots), spent, fluctuating=True)
     return _made(load, batch, slots, pool, reasons)
 
 
 TINY = 1e-3
+BURSTS = "bursts"  # what makes an SLO unreachable: company too large, which a larger pool would share out
 
 
 def _made(load: _Load, batch: float, slots: int, pool: int, reasons: tuple[Reason, ...]) -> Capacity:
@@ -134,6 +158,8 @@ class _Load:
         kv = KV_FILL * timing.kv_capacity_tokens / self.resident
         self.most = max(1.0, min(float(timing.max_num_seqs), kv))
         self.bursts = max(1.0, mix.arrival_cv**2)  # Ca² of the service's stream
+        # Twice the mean of the shorter of two stays over that of one: 1 when exponential. Mates leave the later.
+        self.regular = 4.0 * NormalDist().cdf(-math.sqrt(math.log1p(mix.output_cv**2) / 2.0))
         self.chain: dict[float, tuple[float, ...]] = {}
 
     def step_s(self, batch: float) -> float:
@@ -152,15 +178,25 @@ class _Load:
         near = max(TINY, 0.02 * batch)
         below = max(batch - near, TINY / 2)
         slope = max((self.rate(batch + near) - self.rate(below)) / (batch + near - below), 1e-9)
-        bursty = (1.0 + self.bursts) / 2.0
-        variance = min(bursty * rps / slope / self.pool, batch * batch) if fluctuating else 0.0
         sharper = (self.step_s(batch + near) - self.step_s(batch)) / near / (1.0 - busy)
-        lumps = rps * self.prefill_s**2 * (self.mix.input_cv**2 + self.bursts / self.pool) * token_s / (1.0 - busy) ** 2
-        return 1.0 - (1.0 - self._waited(batch, slots, variance, rps, token_s)) * (
-            1.0 - self._late_first(busy, token_s)
-        ) * (1.0 - self._slow(token_s, sharper**2 * variance, slope, lumps))
+        peaked = self._peaked(batch) if fluctuating else 1.0
+        variance = (1.0 + self.regular * (peaked - 1.0)) * rps / slope / self.pool if fluctuating else 0.0
+        variance = min(variance, batch * batch + peaked - 1.0)
+        vary = self.mix.input_cv**2 + (2.0 * peaked - 1.0) / self.pool
+        lumps = rps * self.prefill_s**2 * vary * token_s / (1.0 - busy) ** 2
+        waited = self._waited(batch, slots, variance, rps, token_s, peaked)
+        slow = self._slow(token_s, sharper, variance, slope, lumps, peaked, slots)
+        return 1.0 - (1.0 - waited) * (1.0 - self._late_first(busy, token_s)) * (1.0 - slow)
 
-    def _waited(self, batch: float, slots: float, variance: float, rps: float, token_s: float) -> float:
+    def _peaked(self, batch: float) -> float:
+        """Variance over mean of the number in an infinite server with Gamma gaps and exponential stays."""
+        if self.bursts == 1.0:
+            return 1.0
+        offered = batch * self.pool
+        stay = math.pow(1.0 + self.bursts / offered, -1.0 / self.bursts)
+        return max(1.0, 1.0 / (1.0 - stay) - offered)
+
+    def _waited(self, batch: float, slots: float, variance: float, rps: float, token_s: float, peaked: float) -> float:
         """For a slot, longer than the limits leave."""
         slo = self.slo
         whole = self.mix.output_tokens * token_s
@@ -168,26 +204,36 @@ class _Load:
         slack = min((limit - self.prefill_s - needed for limit, needed in rows if limit is not None), default=math.inf)
         if variance <= 0.0 or math.isinf(slack):
             return 0.0
-        full = 0.5 * math.erfc((slots + 0.5 - batch) / math.sqrt(2.0 * variance))
-        bursty = (1.0 + self.bursts) / 2.0
         if slots * self.pool <= FEW_SLOTS:
-            full = min(1.0, bursty * self._all_taken(slots, rps))
-        return full * math.exp(-self.pool * max(0.0, self.rate(slots) - rps) * max(0.0, slack) / bursty)
+            full = self._all_taken(slots, rps, peaked)
+        elif peaked == 1.0:
+            full = 0.5 * math.erfc((slots + 0.5 - batch) / math.sqrt(2.0 * variance))
+        else:
+            mates = (peaked - 1.0) / self.pool
+            full = _above(batch + mates, variance + mates * (mates + 1.0 / self.pool), slots + 0.5)
+        freed = self.pool * max(0.0, self.rate(slots) - rps) / (2.0 * peaked - 1.0)
+        return full * math.exp(-freed * max(0.0, slack))
 
-    def _all_taken(self, slots: float, rps: float) -> float:
-        """P(no slot of the pool is free) of the chain that gains `rps` a replica and loses what the batch lets go."""
+    def _all_taken(self, slots: float, rps: float, peaked: float) -> float:
+        """P(an arrival finds no slot of the pool free).
+
+        The chain loses what the batch lets go, and gains `rps` a replica where arrivals are Poisson; else the more, the
+        more there are (Delbrouck's linear arrival rates).
+        """
         if slots not in self.chain:
-            places = range(1, round(slots * self.pool) + 1)
+            places = range(round(slots * self.pool) + 1)
             self.chain[slots] = tuple(self.rate(n / self.pool) for n in places)
-        weight = total = 1.0
-        for rate in self.chain[slots]:
-            weight *= rps / rate
-            total += weight
-        used = rps / self.chain[slots][-1]
-        if used >= 1.0:
+        leaving = self.chain[slots]
+        if rps >= leaving[-1]:
             return 1.0
-        beyond = weight / (1.0 - used)
-        return beyond / (total - weight + beyond)
+        coming = [rps / peaked + (1.0 - 1.0 / peaked) * rate for rate in leaving]
+        weight, seen = 1.0, coming[0]
+        for before, rate, now in zip(coming, leaving[1:], coming[1:], strict=False):
+            weight *= before / rate
+            seen += weight * now
+        last = weight * coming[-1]
+        beyond = last / (1.0 - coming[-1] / leaving[-1])
+        return beyond / (seen - last + beyond)
 
     def _late_first(self, busy: float, token_s: float) -> float:
         """First token too late: the own prompt, a step, and the prompts before it (M/G/1, exponential tail)."""
@@ -195,41 +241,61 @@ class _Load:
         if limit is None:
             return 0.0
         near = max(1.0, self.bursts / self.pool)
-        residual_s = self.prefill_s * (near + self.mix.input_cv**2) / 2.0
-        # A prompt finds another if its gap is shorter than that one's prefill: gamma gaps of this CV, to first order.
-        ahead = min(1.0, (busy / near) ** (1.0 / near) / math.gamma(1.0 + 1.0 / near))
+        found = _found(busy, near)
+        decay = (1.0 - found) / self.prefill_s * (1.0 + near) / (near + self.mix.input_cv**2)
+        # Mates that come just after share a step, and their first tokens come with its end.
+        behind = (1.0 - 1.0 / near) * decay
+        step_s = STEP_TOKENS / self.timing.prefill_tps
         late = 0.0
         for tokens in self.inputs:
             slack = limit - prefill_s(self.timing, tokens) - token_s
-            late += 1.0 if slack <= 0.0 else ahead * math.exp(-slack * (1.0 - busy) / residual_s)
+            late += 1.0 if slack <= 0.0 else found * math.exp(-slack * decay) * (1.0 + behind * min(slack, step_s))
         long = _above(self.prefill_s, (self.prefill_s * self.mix.input_cv) ** 2, limit - token_s)
         return max(late / len(self.inputs), long)
 
-    def _slow(self, token_s: float, of_batch: float, slope: float, lumps: float) -> float:
+    def _slow(
+        self, token_s: float, sharper: float, of_batch: float, slope: float, lumps: float, peaked: float, slots: float
+    ) -> float:
         """Tokens too slow, or the last one too late: whichever limit more requests miss."""
         tpot, whole = self.slo.tpot_s, _least(self.slo.e2e_s, self.slo.deadline_s)
+        company, beside = self.regular * (peaked - 1.0), (slots - 1.0) / 2.0
+        mates = min(company / self.pool, beside)  # who came just after, on this replica; as many came just before
+        spread = min(company * (1.0 + company) / self.pool**2, beside**2)
+        together = min(1.0, (2.0 * peaked - 1.0) / self.pool)
         slow = late = 0.0
         for tokens in self.outputs:
             after_first = max(tokens - 1.0, 1.0)
             stay = max(after_first * token_s * slope, TINY)
-            levelled = of_batch * 2.0 * (stay - 1.0 + math.exp(-stay)) / stay**2
-            lumped = lumps / after_first
+            there = (1.0 - math.exp(-stay)) / stay  # of the stay, as long as what was there at its beginning
+            levelled = sharper**2 * 2.0 * (of_batch * (1.0 - there) / stay + spread * there**2)
+            lumped = lumps / after_first + spread * (self.prefill_s / after_first) ** 2
+            mean = token_s + mates * (sharper * 2.0 * there + self.prefill_s / after_first)
             # On one replica the batch is large just when prefills come; over a pool the two have little in common.
-            variance = levelled + lumped + 2.0 * math.sqrt(levelled * lumped) / self.pool
+            variance = levelled + lumped + 2.0 * math.sqrt(levelled * lumped) * together
             if tpot is not None and tokens >= 2.0:
-                slow += _above(token_s, variance, tpot)
+                slow += _above(mean, variance, tpot)
             if whole is not None:
-                late += _above(after_first * token_s, after_first**2 * variance, whole - self.prefill_s - token_s)
+                late += _above(after_first * mean, after_first**2 * variance, whole - self.prefill_s - token_s)
         return max(slow, late) / len(self.outputs)
+
+
+def _found(used: float, bursts: float) -> float:
+    """The share of arrivals that find a server at work that is used so much: σ of G/M/1 with Gamma gaps."""
+    if bursts == 1.0 or used >= 1.0:
+        return min(used, 1.0)
+    share = used
+    for _ in range(FIXED_POINT):
+        share = math.pow(1.0 + bursts * (1.0 - share) / used, -1.0 / bursts)
+    return share
 
 
 def _largest(load: _Load, most: float, slots: float, spent: float, *, fluctuating: bool) -> float:
     """The largest mean batch up to `most` of whose requests no more than `spent` miss; at least a tenth."""
     if load.missed(most, slots, fluctuating=fluctuating) <= spent:
         return most
-    low, high = 0.1, most
+    low, high = FEWEST, most
     for _ in range(HALVINGS):
-        middle = (low + high) / 2.0
+        middle = math.sqrt(low * high)
         if load.missed(middle, slots, fluctuating=fluctuating) <= spent:
             low = middle
         else:

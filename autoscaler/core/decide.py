@@ -12,10 +12,10 @@ from dataclasses import replace
 from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
 
-from .beliefs import Beliefs, InstanceBelief
+from .beliefs import Beliefs, InstanceBelief, ServiceBelief
 from .berths import Berth, Need, Option, Purse
 from .calibrate import reasons_for, slow_instances, timing_for
-from .capacity import Capacity, capacity, mix_or_prior, pool_of
+from .capacity import Capacity, capacity_at, mix_or_prior
 from .coldstart import boot_s, load_s, protected, start_limit_s, stuck
 from .demand import demands, mix
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
@@ -99,9 +99,10 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tu
 def _capacity(shape: Shape, entry: Service, beliefs: Beliefs, rps: float) -> Capacity:
     """Planned at a pessimistic quantile of the learnt times; but doubt alone makes no limit unreachable."""
     inputs, outputs = mix(beliefs, shape.service)
+    arrival_cv = beliefs.services.get(shape.service, ServiceBelief()).bursts.arrival_cv
     for timing in (timing_for(beliefs, shape), timing_for(beliefs, shape, z=0.0)):
-        request = mix_or_prior(inputs, outputs, timing)
-        found = capacity(timing, request, entry.slo, entry.goal, pool_of(timing, request, rps))
+        request = mix_or_prior(inputs, outputs, timing, arrival_cv)
+        found = capacity_at(timing, request, entry.slo, entry.goal, rps)
         if all(reason.code is not ReasonCode.UNREACHABLE_SLO for reason in found.reasons):
             break
     return replace(found, reasons=(*found.reasons, *reasons_for(beliefs, shape)))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from . import calibrate, coldstart, series
+from . import bursts, calibrate, coldstart, series
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -368,6 +368,7 @@ def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> Service
         output_tokens=_mixed(known, known.output_tokens, decode, rps, at_s),
         queued=known.queued if queued is None else queued,
         blind_why="",
+        bursts=bursts.observe(known.bursts, [(row.at_s, row.arrival_rps) for row in kept[-2:]], at_s, rps),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from autoscaler.core.capacity import MOST_LOAD, SAFETY, Mix, capacity, mix_or_prior, pool_of
+from autoscaler.core.capacity import MOST_LOAD, SAFETY, Mix, capacity, capacity_at, mix_or_prior
 from autoscaler.core.reasons import ReasonCode
 from policies.model import Slo
 from serve_apps.timing import Timing, decode_step_s, prefill_s
@@ -58,9 +60,58 @@ def test_a_pool_levels_what_one_replica_alone_cannot() -> None:
     assert [dict(made.reasons[0].numbers)["pool"] for made in figures] == [1.0, 2.0, 4.0, 16.0, 16.0]
 
 
-def test_a_pool_is_at_least_what_full_replicas_would_be() -> None:
-    # Full batches of eight leave 2.5 requests a second: 8 / (100 × 28 ms + 8 × 50 ms).
-    assert [pool_of(DENSE, MIX, rps) for rps in (0.0, 2.4, 2.6, 25.1)] == [1, 1, 2, 11]
+@pytest.mark.parametrize("arrival_cv", [1.0, 2.0])
+def test_the_pool_is_as_large_as_what_shares_the_load(arrival_cv: float) -> None:
+    mix = Mix(input_tokens=500.0, output_tokens=100.0, arrival_cv=arrival_cv)
+    for rps in (0.0, 1.0, 5.0, 12.0, 1000.0):
+        made = capacity_at(DENSE, mix, Slo(tpot_s=0.04), "latency", rps)
+        pool = int(dict(made.reasons[0].numbers)["pool"])
+        assert made == capacity(DENSE, mix, Slo(tpot_s=0.04), "latency", pool)
+        assert pool in {min(16, max(1, math.ceil(rps / made.rps) + more)) for more in (0, 1)}, rps
+
+
+def test_bursts_carry_less_and_a_pool_shares_them_out() -> None:
+    slo = Slo(ttft_s=1.0, tpot_s=0.012)
+
+    def rps(arrival_cv: float, pool: int) -> float:
+        mix = Mix(input_tokens=500.0, output_tokens=100.0, arrival_cv=arrival_cv)
+        return capacity(H100, mix, slo, "latency", pool).rps
+
+    alone, shared = ([rps(cv, pool) for cv in (1.0, 2.0, 4.0)] for pool in (1, 8))
+    assert alone == sorted(alone, reverse=True)
+    assert shared == sorted(shared, reverse=True)
+    assert alone[1] / alone[0] < shared[1] / shared[0] < 1.0
+
+
+def test_what_may_run_at_a_time_is_no_matter_of_when_it_comes() -> None:
+    made = [
+        capacity(H100, Mix(input_tokens=500.0, output_tokens=100.0, arrival_cv=cv), Slo(tpot_s=0.012), "latency").batch
+        for cv in (1.0, 4.0)
+    ]
+    assert made[0] == made[1]
+
+
+def test_company_too_large_for_the_limits_whatever_the_load_is_reported_with_what_is_met() -> None:
+    # A prompt takes 55 ms, and half of the requests come right after seven others: .3 s hold five prompts.
+    mix = Mix(input_tokens=500.0, output_tokens=100.0, arrival_cv=4.0)
+    slo = Slo(ttft_s=0.3, fraction=0.99)
+    alone = capacity(DENSE, mix, slo, "latency")
+    reason = alone.reasons[-1]
+    assert (reason.code, reason.subject) == (ReasonCode.UNREACHABLE_SLO, "bursts")
+    assert 0.5 < dict(reason.numbers)["floor"] < 0.99
+    assert alone.rps > 0.0
+    shared = capacity_at(DENSE, mix, slo, "latency", 1.0)
+    assert dict(shared.reasons[0].numbers)["pool"] > 1.0, "a larger pool shares the company out"
+    assert all(reason.subject != "bursts" for reason in shared.reasons)
+
+
+def test_one_slot_is_an_erlang_queue() -> None:
+    # 4 s of work a request, no prefill to speak of: a wait beyond w s has probability ρ·exp(−(1 − ρ)·w/4).
+    one = Timing(a_s=0.04, b_s_per_seq=0.0, c_s_per_ktoken=0.0, prefill_tps=1e9, max_num_seqs=1)
+    slo = Slo(ttft_s=8.04, fraction=0.9)
+    made = capacity(one, Mix(input_tokens=1.0, output_tokens=100.0), slo, "latency")
+    used = made.rps / SAFETY * 4.0
+    assert used * math.exp(-(1.0 - used) * 2.0) == pytest.approx(0.05, rel=0.03)
 
 
 def test_a_tighter_token_limit_never_carries_more() -> None:
