@@ -7,10 +7,11 @@ per request is compiled; this module only moves arrays in and numbers out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import inf, isfinite, nan
 
 import numpy as np
+import numpy.typing as npt
 
 from serve_apps.timing import Timing
 
@@ -23,14 +24,6 @@ CHUNK = 1 << 16  # requests handed over at once: bounds the pool when `advance` 
 _TIMING = tuple(field.name for field in fields(Timing))
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What a window is measured from: a replica's sums then."""
-
-    sums: list[float]
-    kv_capacity_tokens: int
-
-
 def _check_replica(timing: Timing, slowdown: float, slots: int) -> None:
     """A step without duration would never let time pass, and the compiled code checks nothing."""
     numbers = [getattr(timing, name) for name in _TIMING]
@@ -40,6 +33,13 @@ def _check_replica(timing: Timing, slowdown: float, slots: int) -> None:
         raise ValueError(f"a replica's steps and prefill must take time, none negative or infinite: {timing}")
     if min(timing.max_num_seqs, timing.kv_capacity_tokens, timing.max_model_len) < 1:
         raise ValueError(f"a replica needs room for a sequence of at least one token: {timing}")
+
+
+def _mean(
+    total: npt.NDArray[np.float64], over: npt.NDArray[np.float64], made: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """`total` ÷ `over`; nan where nothing was `made`."""
+    return np.divide(total, over, out=np.full(len(total), nan), where=made > 0.0)
 
 
 class Engine:
@@ -54,8 +54,8 @@ class Engine:
         self._memory = layout.Memory(len(services), histogram.BINS)
         self._unused: list[int] = []  # numbers of removed replicas
         self._replicas = 0
-        self._seen: dict[int, _Seen] = {}
-        self._sums: list[list[float]] | None = None  # as of now, once asked for
+        self._seen: dict[int, npt.NDArray[np.float64]] = {}  # of each replica its sums at the last window
+        self._sums: npt.NDArray[np.float64] | None = None  # as of now, once asked for
         self._windows = [(0, 0, 0, 0, 0)] * len(services)
         self._fill_services()
 
@@ -100,7 +100,7 @@ class Engine:
         record["service"], record["variant"] = service, variant
         record["slowdown"], record["slots"] = slowdown, slots
         loop.add(self._memory.root, replica, self.now_s)
-        self._seen[replica] = _Seen([0.0] * SUMS, timing.kv_capacity_tokens)
+        self._seen[replica] = np.zeros(SUMS)
         self._sums = None
         return replica
 
@@ -220,27 +220,31 @@ class Engine:
         arrived, inputs, outputs, finished, shed = (a - b for a, b in zip(now, before, strict=True))
         return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), finished, shed)
 
-    def replica_window(self, replica: int) -> ReplicaWindow:
-        """What `replica` did since the last call for it."""
+    def replica_windows(self, replicas: Sequence[int]) -> list[ReplicaWindow]:
+        """What each of `replicas` did since the last call for it."""
+        if not replicas:
+            return []
         if self._sums is None:
-            rows = np.zeros((self._replicas, SUMS))
-            loop.observe(self._memory.root, self.now_s, rows)
-            self._sums = rows.tolist()
-        seen, now = self._seen[self._known(replica)], self._sums[replica]
-        before, seen.sums = seen.sums, now
-        tokens, busy_s, prefills, steps = (now[column] - before[column] for column in (3, 5, 9, 10))
-        return ReplicaWindow(
-            running=int(now[0]),
-            waiting=int(now[1]),
-            kv_fraction=now[2] / seen.kv_capacity_tokens,
-            tpot_s=(now[4] - before[4]) / tokens if tokens else nan,
-            prefill_s=(now[7] - before[7]) / prefills if prefills else nan,
-            input_tokens=(now[8] - before[8]) / prefills if prefills else nan,
-            mean_batch=tokens / steps if tokens else nan,
-            mean_kv_tokens=(now[6] - before[6]) / busy_s if tokens else nan,
-            samples=int(prefills),
-            steps=int(steps),
+            self._sums = np.zeros((self._replicas, SUMS))
+            loop.observe(self._memory.root, self.now_s, self._sums)
+        now = self._sums[[self._known(replica) for replica in replicas]]
+        past = now - np.array([self._seen[replica] for replica in replicas])
+        self._seen.update(zip(replicas, now, strict=True))
+        tokens, token_s, busy_s, kv_s, prefill_s, prompt_tokens, prefills, steps = past.T[3:]
+        kv_capacity = self._memory["replicas"]["kv_capacity_tokens"][list(replicas)]
+        columns = (
+            now[:, 0].astype(np.int64),
+            now[:, 1].astype(np.int64),
+            now[:, 2] / kv_capacity,
+            _mean(token_s, tokens, tokens),
+            _mean(prefill_s, prefills, prefills),
+            _mean(prompt_tokens, prefills, prefills),
+            _mean(tokens, steps, tokens),
+            _mean(kv_s, busy_s, tokens),
+            prefills.astype(np.int64),
+            steps.astype(np.int64),
         )
+        return list(map(ReplicaWindow._make, zip(*(column.tolist() for column in columns), strict=True)))
 
     def totals(self, service: int) -> Totals:
         """What happened to `service` since the start."""

@@ -103,11 +103,10 @@ class WorldMetrics:
 
     def engines(self, now_s: float) -> tuple[EngineLoad, ...]:
         """See ports.Metrics. Draining engines still export."""
-        return tuple(
-            _engine(replica.name, self.engine.replica_window(replica.handle), now_s)
-            for replica in self.cluster.replicas()
-            if replica.handle >= 0 and not self.faults.active("metrics_gone", (replica.deployment.app.service,))
-        )
+        told = [service for service in self.services if not self.faults.active("metrics_gone", (service,))]
+        shown = [r for r in self.cluster.replicas() if r.handle >= 0 and r.deployment.app.service in told]
+        windows = self.engine.replica_windows([replica.handle for replica in shown])
+        return tuple(_engine(replica.name, window, now_s) for replica, window in zip(shown, windows, strict=True))
 
 
 def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
@@ -125,20 +124,18 @@ def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
 
 
 def _engine(name: str, window: ReplicaWindow, now_s: float) -> EngineLoad:
-    def measured(figure: float) -> Measured:
-        return Measured(value=figure, at_s=now_s)
-
-    decoded, prefilled = window.tpot_s == window.tpot_s, window.samples > 0  # nan where nothing was made
+    running, waiting, kv_fraction, tpot_s, prefill_s, input_tokens, batch, kv_tokens, samples, steps = window
+    decoded, prefilled = tpot_s == tpot_s, samples > 0  # nan where nothing was made
     return EngineLoad(
         replica_id=name,
-        running=measured(float(window.running)),
-        waiting=measured(float(window.waiting)),
-        kv_fraction=measured(window.kv_fraction),
-        tpot_s=measured(window.tpot_s) if decoded else NOT_MEASURED,
-        prefill_s=measured(window.prefill_s) if prefilled else NOT_MEASURED,
-        input_tokens=measured(window.input_tokens) if prefilled else NOT_MEASURED,
-        batch=measured(window.mean_batch) if decoded else NOT_MEASURED,
-        kv_tokens=measured(window.mean_kv_tokens) if decoded else NOT_MEASURED,
-        steps=float(window.steps) if decoded else 0.0,
-        samples=float(window.samples),
+        running=Measured(value=float(running), at_s=now_s),
+        waiting=Measured(value=float(waiting), at_s=now_s),
+        kv_fraction=Measured(value=kv_fraction, at_s=now_s),
+        tpot_s=Measured(value=tpot_s, at_s=now_s) if decoded else NOT_MEASURED,
+        prefill_s=Measured(value=prefill_s, at_s=now_s) if prefilled else NOT_MEASURED,
+        input_tokens=Measured(value=input_tokens, at_s=now_s) if prefilled else NOT_MEASURED,
+        batch=Measured(value=batch, at_s=now_s) if decoded else NOT_MEASURED,
+        kv_tokens=Measured(value=kv_tokens, at_s=now_s) if decoded else NOT_MEASURED,
+        steps=float(steps) if decoded else 0.0,
+        samples=float(samples),
     )

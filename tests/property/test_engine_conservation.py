@@ -102,7 +102,7 @@ class World(RuleBasedStateMachine):
     def no_event_lies_in_the_past_and_no_cache_overflows(self) -> None:
         for replica in self.replicas:
             assert self.engine._memory["event_s"][replica] >= self.engine.now_s
-            seen = self.engine.replica_window(replica)
+            seen = self.engine.replica_windows([replica])[0]
             assert 0.0 <= seen.kv_fraction <= 1.0
             assert seen.running <= SMALL.max_num_seqs
             assert seen.running + seen.waiting == self.engine.in_flight(replica)
@@ -134,7 +134,7 @@ def test_two_processes_agree_to_the_last_bit() -> None:
         "engine, replicas = world(200.0, 7)\n"
         "for tick in range(12):\n"
         "    engine.advance(tick * 5.0)\n"
-        "print([[repr(engine.replica_window(r)) for r in replicas], [repr(engine.totals(s)) for s in range(3)]])"
+        "print([[repr(engine.replica_windows([r])[0]) for r in replicas], [repr(engine.totals(s)) for s in range(3)]])"
     )
     runs = [
         subprocess.run(

@@ -77,7 +77,7 @@ def simulated(case: Case) -> tuple[list[float], list[float], int]:
         while instants[0] <= made.now_s:
             instants.pop(0)
         made.advance(min(next_s, instants[0]))
-        seen = made.replica_window(replica).samples
+        seen = made.replica_windows([replica])[0].samples
         firsts += [made.now_s] * seen
         ends += [made.now_s] * (made.totals(0).finished - len(ends))
     return firsts, ends, made.totals(0).preemptions

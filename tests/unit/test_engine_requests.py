@@ -125,19 +125,19 @@ def test_windows_of_a_replica_tell_what_its_engine_did() -> None:
     made = engine(rows([0.0, 0.0], [500, 500], [101, 101]))
     replica = made.add_replica(0, 0, PLAIN, slots=5)
     made.advance(1.0)
-    first = made.replica_window(replica)
+    first = made.replica_windows([replica])[0]
     assert (first.running, first.waiting, first.samples, first.steps) == (2, 0, 2, 1)
     assert (first.prefill_s, first.input_tokens) == pytest.approx((1.0, 500.0))
     assert isnan(first.mean_batch)  # nothing was decoded yet
     made.advance(1.4051)
-    second = made.replica_window(replica)
+    second = made.replica_windows([replica])[0]
     assert (second.steps, second.samples) == (40, 0)
     assert second.kv_fraction == pytest.approx((1002 + 80) / 50_000)
     assert (second.tpot_s, second.mean_batch) == pytest.approx((0.01, 2.0))
     assert second.mean_kv_tokens == pytest.approx(1042.0, rel=0.001)
     assert made.window(0).output_tokens == 82
     made.advance(3.0)
-    third = made.replica_window(replica)
+    third = made.replica_windows([replica])[0]
     assert (third.running, third.steps, third.kv_fraction) == (0, 60, 0.0)
     assert third.mean_batch == pytest.approx(2.0)  # the silence after them does not count
     assert made.window(0).output_tokens == 120
@@ -149,7 +149,7 @@ def test_looking_changes_nothing() -> None:
         replica = made.add_replica(0, 0, replace(PLAIN, c_s_per_ktoken=0.001), slots=20)
         for stop in stops:
             made.advance(stop)
-            made.replica_window(replica)
+            made.replica_windows([replica])[0]
             made.window(0)
         return made.totals(0)
 
