@@ -51,7 +51,7 @@ class Ec2File(Strict):
 
     cluster: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$", max_length=64)]
     region: Text
-    launch_template: Text
+    launch_template: Annotated[str, Field(pattern=r"^[a-zA-Z0-9().\-/_]{3,128}$")]
     subnets: Annotated[dict[str, Annotated[str, Field(pattern=r"^subnet-[0-9a-z]+$")]], Field(min_length=1)]
     instance_types: Annotated[tuple[Text, ...], Field(min_length=1)]
     markets: tuple[Literal["on_demand", "spot"], ...] = ("on_demand", "spot")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -133,14 +132,11 @@ def landed(row: Mapping[str, Any], offers: Iterable[OfferConfig]) -> str:
     reservation, life = row.get("CapacityReservationId") or "", row.get("InstanceLifecycle") or ""
     place = (row.get("InstanceType"), row.get("Placement", {}).get("AvailabilityZone"))
     meant = tags(row).get(TAG_OFFERING, "")
-    fits = [
-        each.offering
-        for each in offers
-        if (each.instance_type, each.zone) == place
-        and (each.reservation == reservation if each.reservation else not reservation or each.market == "on_demand")
-        and (each.market == "spot") == (life == "spot")
-        and (bool(each.reservation) or each.market in ("spot", "on_demand"))
-    ]
+    here = [each for each in offers if (each.instance_type, each.zone) == place]
+    fits = [each.offering for each in here if each.reservation and each.reservation == reservation]
+    if not fits:  # a reservation that is nobody's offering is paid like on-demand
+        market = "spot" if life == "spot" else "on_demand"
+        fits = [each.offering for each in here if each.market == market]
     return meant if meant in fits else next(iter(fits), "")
 
 
@@ -168,9 +164,8 @@ def tags(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def console_end(output: str) -> str:
-    """The last lines of a console as EC2 hands it out (base64), on one line."""
-    text = base64.b64decode(output, validate=False).decode(errors="replace")
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    """The last lines of a console, on one line."""
+    lines = [" ".join(line.split()) for line in output.splitlines() if line.strip()]
     return " | ".join(lines[-CONSOLE_LINES:])[-CONSOLE_CHARACTERS:]
 
 
