@@ -223,8 +223,7 @@ def _timing(place: _Place, catalogue: Catalogue) -> Timing:
 
 def sync_share(model: str, variant: Variant, step_s: float, catalogue: Catalogue) -> float:
     """The share of a decode step of `step_s` that a variant's GPUs spend exchanging, by the roofline's estimate."""
-    card, ranks = catalogue.models[model], variant.tp * variant.nodes_per_replica
-    return min(1.0, _exchange_s(card, ranks, catalogue.roofline) / step_s)
+    return min(1.0, _exchange_s(catalogue.models[model], variant.tp, catalogue.roofline) / step_s)
 
 
 def _exchange_s(card: ModelCard, ranks: int, roof: Roofline) -> float:
@@ -234,9 +233,16 @@ def _exchange_s(card: ModelCard, ranks: int, roof: Roofline) -> float:
 
 
 def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
-    """The estimate: active weights and KV at a fraction of the bandwidth, prefill at a fraction of the tensor rate."""
-    roof, card, ranks = catalogue.roofline, place.card, place.variant.tp * place.variant.nodes_per_replica
-    bandwidth = ranks * place.gpu.bandwidth_gb_per_s * 1e9
+    """The estimate: active weights and KV at a fraction of the bandwidth, prefill at a fraction of the tensor rate.
+
+    Nodes of a replica hold a part of the layers each, and a token passes all of them one after another: reading the
+    weights takes as long as on one node. But each node works on its own part of the batch meanwhile, so what grows with
+    the batch, and prefills, is divided by all of them.
+    """
+    roof, card, tp = catalogue.roofline, place.card, place.variant.tp
+    ranks = tp * place.variant.nodes_per_replica
+    bandwidth = place.gpu.bandwidth_gb_per_s * 1e9
+    stage = tp * bandwidth * roof.decode_bandwidth_fraction
     weights = card.weight_bytes(place.variant.precision)
     active = weights * card.active_params_b / card.params_b
     moe = card.experts > 1
@@ -245,9 +251,9 @@ def _roofline(place: _Place, catalogue: Catalogue) -> Timing:
         fraction *= roof.fp8_prefill_gain
     token_s = 2.0 * card.active_params_b * 1e9 / (ranks * place.gpu.bf16_tflops * 1e12 * fraction)
     return Timing(
-        a_s=active / (bandwidth * roof.decode_bandwidth_fraction) + _exchange_s(card, ranks, roof),
+        a_s=active / stage + _exchange_s(card, tp, roof),
         b_s_per_seq=token_s / 4.0,  # a decode step's arithmetic mostly hides behind its reads
-        c_s_per_ktoken=1000.0 * card.kv_bytes_per_token / (bandwidth * roof.kv_bandwidth_fraction),
+        c_s_per_ktoken=1000.0 * card.kv_bytes_per_token / (ranks * bandwidth * roof.kv_bandwidth_fraction),
         prefill_tps=1.0 / token_s,
-        moe_w_s=(weights - active) / (bandwidth * roof.decode_bandwidth_fraction),
+        moe_w_s=(weights - active) / stage,
     )

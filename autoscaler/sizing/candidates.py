@@ -124,7 +124,7 @@ def price_usd_per_h(instance_type: str, wanted: Wanted, catalogue: Catalogue) ->
 
 
 def _sized(variant: Variant, shape: Shape, price: tuple[str, float], wanted: Wanted, catalogue: Catalogue) -> Candidate:
-    timing = _pipelined(timing_for(EMPTY, shape), variant.nodes_per_replica if wanted.law is None else 1)
+    timing = timing_for(EMPTY, shape)
     timing = replace(timing, prefill_tps=timing.prefill_tps / (1.0 - wanted.prefix_share))
     found, replicas = _replicas(timing, wanted)
     gpus = catalogue.instance_types[variant.instance_type].gpus
@@ -159,11 +159,6 @@ def _sized(variant: Variant, shape: Shape, price: tuple[str, float], wanted: Wan
         e2e_s=ttft_s + (mix.output_tokens - 1.0) * tpot_s,
         floor=_floor(found),
     )
-
-
-def _pipelined(timing: Timing, nodes: int) -> Timing:
-    """Nodes hold layers: a token passes every stage, so what a step costs whatever its batch is not divided by them."""
-    return replace(timing, a_s=timing.a_s * nodes, moe_w_s=timing.moe_w_s * nodes) if nodes > 1 else timing
 
 
 def _replicas(timing: Timing, wanted: Wanted) -> tuple[Capacity, int]:

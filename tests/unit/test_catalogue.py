@@ -114,6 +114,23 @@ def test_a_shape_without_measurement_says_roofline_and_is_of_the_right_size() ->
     assert shape_of("Qwen/Qwen3-8B", "g6e.2xlarge").source == "roofline estimate, not measured, +-40%"
 
 
+def test_nodes_of_a_replica_hold_layers_a_token_passes_all_and_each_works_on_its_part_of_the_batch() -> None:
+    alone, two = (
+        shapes(
+            one(
+                "deepseek-ai/DeepSeek-R1",
+                Variant(id="v", instance_type="p5en.48xlarge", tp=8, precision="fp8", nodes_per_replica=nodes),
+            ),
+            CATALOGUE,
+        )[0].timing
+        for nodes in (1, 2)
+    )
+    assert (two.a_s, two.moe_w_s) == (alone.a_s, alone.moe_w_s)
+    assert two.b_s_per_seq == pytest.approx(alone.b_s_per_seq / 2)
+    assert two.c_s_per_ktoken == pytest.approx(alone.c_s_per_ktoken / 2)
+    assert two.prefill_tps == pytest.approx(alone.prefill_tps * 2)
+
+
 @pytest.mark.parametrize("index", range(len(CATALOGUE.measurements)))
 def test_the_roofline_is_within_half_of_every_measurement_on_silicon(index: int) -> None:
     row = CATALOGUE.measurements[index]
