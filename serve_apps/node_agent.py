@@ -1,11 +1,13 @@
-"""Optional: a node that speaks for itself. Reports its phase and any reclaim notice to the board, once a second.
+"""Optional: a node that speaks for itself. Reports its phase, any reclaim notice and its progress to the board.
 
     python -m serve_apps.node_agent --instance-id i-0abc --phase joined [--notice-file /run/notice.json]
 
 Run it beside a raylet where the cloud's own listing carries no notices (EC2 tells a spot instance only through its
 metadata service). The notice comes from a file ``{"reclaim_at_s": <UTC seconds>}``, or with ``--imds`` from EC2's
-``spot/instance-action``. It costs a Ray driver process of about 100 MB; the local cloud lists notices itself and needs
-none. It may not act on a notice: draining is the controller's decision.
+``spot/instance-action``. Progress is the bytes that the machine has received and read: they grow while a model's weights
+come in, and the controller waits longer for a load that gets on than for one that stands still. It costs a Ray driver
+process of about 100 MB; the local cloud lists notices itself and needs none. It may not act on a notice: draining is the
+controller's decision.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from serve_apps.wire import NodeReport, encode
 
 EVERY_S = 1.0
 BOARD_TIMEOUT_S = 5.0
+PROC = Path("/proc")
+STEP_BYTES = 64e6  # of progress: what a node says stays the same while it does nothing
 IMDS_URL = "http://169.254.169.254/latest"
 IMDS_TIMEOUT_S = 1.0
 Phase = Literal["booting", "joined", "draining"]
@@ -61,6 +65,19 @@ def source(notice_file: Path | None, *, imds: bool) -> Callable[[], float | None
     return (lambda: None) if notice_file is None else partial(from_file, notice_file)
 
 
+def moved_bytes(proc: Path = PROC) -> float | None:
+    """Bytes received from other machines and read from disks since this one began, in whole steps; None if not told."""
+    try:
+        rows = (line.split(":") for line in (proc / "net/dev").read_text().splitlines() if ":" in line)
+        received = sum(int(said.split()[0]) for name, said in rows if name.strip() != "lo")
+        paged = next(
+            line.split()[1] for line in (proc / "vmstat").read_text().splitlines() if line.startswith("pgpgin ")
+        )
+    except (OSError, ValueError, IndexError, KeyError):
+        return None
+    return (received + 1024.0 * int(counts["pgpgin"])) // STEP_BYTES * STEP_BYTES
+
+
 def report(
     instance_id: str, phase: Phase, notice: Callable[[], float | None], now_s: float, known_s: float | None
 ) -> NodeReport:
@@ -76,6 +93,7 @@ def report(
         sent_at_s=now_s,
         reclaim_at_s=known_s,
         detail=detail,
+        progress_bytes=moved_bytes(),
     )
 
 

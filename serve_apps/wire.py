@@ -163,8 +163,8 @@ class GatewayReport(_Message):
 
 
 class NodeReport(_Message):
-    """What a node says of itself: boot phase, a reclaim notice with the instant by which it must be empty, and the fault
-    after which it cannot serve.
+    """What a node says of itself: boot phase, a reclaim notice with the instant by which it must be empty, the fault
+    after which it cannot serve, and the bytes it has received and read so far, which grow while a start gets on.
     """
 
     version: int = WIRE_VERSION
@@ -174,6 +174,7 @@ class NodeReport(_Message):
     reclaim_at_s: float | None = None
     fault: str = ""
     detail: str = ""
+    progress_bytes: float | None = None
 
 
 def service_key(unit: str, service: str) -> str:

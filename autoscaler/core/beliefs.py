@@ -36,7 +36,7 @@ class InstanceBelief:
     """One instance of ours. `missing_since_s` is set while a joined instance has no live node.
 
     `excused` instances may end without having joined, and nobody is to blame: given back unused, or reclaimed. `models`
-    are those whose weights it has read.
+    are those whose weights it has read. `moved_at_s` is when it was last seen to have got on, at `progress_bytes`.
     """
 
     instance_id: str
@@ -51,6 +51,8 @@ class InstanceBelief:
     joined: bool = False
     excused: bool = False
     models: tuple[str, ...] = ()
+    progress_bytes: float = 0.0
+    moved_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ replica to one that serves. Boots are learnt per instance type, loads per (insta
 
 A quantile moves from the catalogue's lognormal prior to the observed starts (the newest `SAMPLES`) with the weight
 n²/(n² + n0²), so that a first odd start moves little and a dozen are believed. Deadlines follow the measured times: a
-start that is merely slow is not killed, one that never came teaches patience, and a load under way is finished.
+start that is merely slow is not killed, one that never came teaches patience, and a load under way is finished. Where
+nodes tell how many bytes they have received and read (serve_apps.node_agent), a deadline counts from the last time that
+they had got on, so a start that moves is waited for, though not for ever, and one that stands still is not.
 
 Sources: repeated weight loads of one model on one machine spread by 7 % (median) to 22 % (90th percentile), and weights
 in the machine's own memory load 1.6–1.9 times as fast as from its disk, 3.3–5.3 GB/s (ServerlessLLM, safetensors, 32B
@@ -37,6 +39,8 @@ WARM_UP_S = 60.0  # a new engine compiles and fills its caches
 
 LOAD_LIMIT_MIN_S = 1200.0  # joined and not ready (docs/capacity.md)
 LOAD_LIMIT_LOADS = 3.0
+PROGRESS_BYTES = 256e6  # what counts as getting on: no idle node receives or reads as much within a deadline
+PATIENCE = 3.0  # deadlines that a start which gets on is waited for at most: a trickle fills no GPU
 
 
 @lru_cache(maxsize=4096)  # of every shape, some ten times a tick, and it changes with a start only
@@ -83,6 +87,20 @@ def start_limit_s(beliefs: Beliefs, instance: InstanceBelief) -> float:
     return limit_s(instance.state, slowest_s, beliefs.breakers.get(kind, Breaker()).strikes)
 
 
+def got_on(instance: InstanceBelief, progress_bytes: float | None, at_s: float) -> InstanceBelief:
+    """The instance after its node has told its bytes; fewer than before are those of a node that began anew."""
+    if progress_bytes is None or 0.0 <= progress_bytes - instance.progress_bytes < PROGRESS_BYTES:
+        return instance
+    return replace(instance, progress_bytes=progress_bytes, moved_at_s=at_s)
+
+
+def waited_s(instance: InstanceBelief | None, since_s: float, limit_s: float, now_s: float) -> float:
+    """How long a start that began at `since_s` has stood still; all its time once that is `PATIENCE` limits."""
+    if instance is None or now_s - since_s > PATIENCE * limit_s:
+        return now_s - since_s
+    return now_s - max(since_s, min(instance.moved_at_s, now_s))
+
+
 def load_limit_s(beliefs: Beliefs, shape: Shape, source: str = "network") -> float:
     """How long a replica of the shape may load before its place is given up."""
     slowest_s = max((load_s(beliefs, shape, source=source), *beliefs.load_s.get(load_key(shape, source), ())))
@@ -90,7 +108,7 @@ def load_limit_s(beliefs: Beliefs, shape: Shape, source: str = "network") -> flo
 
 
 def stuck(beliefs: Beliefs, now_s: float) -> dict[str, tuple[float, float]]:
-    """Instances with a replica that has loaded for too long: its age and the limit, in seconds."""
+    """Instances with a replica whose load has stood still for too long: how long, and the limit, in seconds."""
     found: dict[str, tuple[float, float]] = {}
     if not beliefs.loading:
         return found
@@ -99,8 +117,9 @@ def stuck(beliefs: Beliefs, now_s: float) -> dict[str, tuple[float, float]]:
         shape = shapes.get(row.app)
         if shape is not None and row.instance_id:
             limit = load_limit_s(beliefs, shape, row.source)
-            if now_s - row.since_s > limit:
-                found[row.instance_id] = (now_s - row.since_s, limit)
+            age_s = waited_s(beliefs.instances.get(row.instance_id), row.since_s, limit, now_s)
+            if age_s > limit:
+                found[row.instance_id] = (age_s, limit)
     return found
 
 

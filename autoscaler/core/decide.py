@@ -16,7 +16,7 @@ from .beliefs import Beliefs, InstanceBelief, ServiceBelief
 from .berths import Berth, Need, Option, Purse
 from .calibrate import reasons_for, slow_instances, timing_for
 from .capacity import Capacity, capacity_at, mix_or_prior
-from .coldstart import boot_s, load_s, protected, start_limit_s, stuck
+from .coldstart import boot_s, load_s, protected, start_limit_s, stuck, waited_s
 from .demand import demands, mix
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
@@ -159,7 +159,10 @@ def _usable(instance: InstanceBelief, offering: Offering, lead_s: float, beliefs
         return False
     if instance.state is InstanceState.JOINED:
         return True
-    return instance.state in STARTING and now_s - instance.since_s <= start_limit_s(beliefs, instance)
+    if instance.state not in STARTING:
+        return False
+    limit = start_limit_s(beliefs, instance)
+    return waited_s(instance, instance.since_s, limit, now_s) <= limit
 
 
 def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -> tuple[Target, ...]:

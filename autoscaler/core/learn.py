@@ -314,6 +314,7 @@ def _listed(before: InstanceBelief, row: CloudInstance, nodes: dict[str, Node] |
         missing = (missing or at_s) if node is None or not node.alive else None
     missing = missing if in_cluster else None
     joined = before.joined or moved.state is InstanceState.JOINED
+    moved = coldstart.got_on(moved, row.progress_bytes, at_s)
     if (moved.reclaim_at_s, moved.missing_since_s, moved.joined) == (row.reclaim_at_s, missing, joined):
         return moved  # nearly always: most instances do nothing new in a tick
     return replace(moved, reclaim_at_s=row.reclaim_at_s, missing_since_s=missing, joined=joined)

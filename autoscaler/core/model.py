@@ -150,7 +150,8 @@ CloudState = Literal["pending", "running", "terminating", "terminated"]
 class CloudInstance:
     """An instance as the cloud lists it. `token` is the idempotency token of the launch call that made it.
 
-    `reclaim_at_s` is the instant of a reclaim notice, by which the instance must be empty.
+    `reclaim_at_s` is the instant of a reclaim notice, by which the instance must be empty. `progress_bytes` is what its
+    node has received and read so far, None where nobody says.
     """
 
     instance_id: str
@@ -160,6 +161,7 @@ class CloudInstance:
     launched_at_s: float
     reclaim_at_s: float | None = None
     state_reason: str = ""
+    progress_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

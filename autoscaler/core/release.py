@@ -12,7 +12,7 @@ from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief
 from .berths import CLOSING_S, SUNK, Berth
-from .coldstart import start_limit_s, stuck
+from .coldstart import start_limit_s, stuck, waited_s
 from .lifecycle import LEFT_CLUSTER_GRACE_S, STARTING, InstanceState, expired, limit_s
 from .model import Drain, ServingView, Terminate
 from .reasons import Reason, ReasonCode, why
@@ -134,7 +134,8 @@ def _give_back(
 ) -> Reason | None:
     state, age_s = instance.state, now_s - instance.since_s
     if state in STARTING:
-        return _give_back_starting(instance, keep, age_s, start_limit_s(beliefs, instance))
+        limit = start_limit_s(beliefs, instance)
+        return _give_back_starting(instance, keep, waited_s(instance, instance.since_s, limit, now_s), limit)
     if state is InstanceState.DRAINING:
         deadline = instance.drain_deadline_at_s
         if age_s >= EMPTY_FOR_S and presence.empty(instance.instance_id):

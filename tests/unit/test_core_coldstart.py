@@ -12,9 +12,12 @@ from autoscaler.core.beliefs import EMPTY, Beliefs, Breaker, Loading
 from autoscaler.core.coldstart import (
     LOAD_LIMIT_MIN_S,
     LOCAL_SPEEDUP,
+    PATIENCE,
     PRIOR_SIGMA,
+    PROGRESS_BYTES,
     SAMPLES,
     boot_s,
+    got_on,
     load_limit_s,
     load_s,
     protected,
@@ -160,6 +163,48 @@ def test_a_load_is_waited_for_as_long_as_loads_take() -> None:
     assert stuck(beliefs, 2600.0) == {}
     assert stuck(beliefs, 2701.0) == {"i": (2701.0, 2700.0)}
     assert stuck(replace(START, loading=beliefs.loading), 1300.0) == {"i": (1300.0, LOAD_LIMIT_MIN_S)}
+
+
+def told(beliefs: Beliefs, at_s: float, progress_bytes: float | None) -> Beliefs:
+    """After the node of instance i has said how many bytes it has received and read."""
+    return replace(beliefs, instances=beliefs.instances | {"i": got_on(beliefs.instances["i"], progress_bytes, at_s)})
+
+
+def test_a_load_that_gets_on_is_not_given_up_at_its_deadline_and_one_that_stands_still_is() -> None:
+    beliefs = replace(START, loading={"a": loading(0.0), "b": loading(0.0, "j")})
+    for at_s in (300.0, 600.0, 900.0, 1150.0):
+        beliefs = told(beliefs, at_s, at_s * 1e8)
+    late = 1.0 + LOAD_LIMIT_MIN_S
+    assert stuck(beliefs, late) == {"j": (late, LOAD_LIMIT_MIN_S)}, "whose node says nothing, or stands still"
+    assert "i" not in stuck(beliefs, 1150.0 + LOAD_LIMIT_MIN_S)
+    assert stuck(beliefs, 1151.0 + LOAD_LIMIT_MIN_S)["i"] == (late, LOAD_LIMIT_MIN_S), "it stood still for its limit"
+
+
+def test_a_trickle_is_no_progress_and_progress_is_not_waited_for_for_ever() -> None:
+    beliefs = replace(START, loading={"a": loading(0.0)})
+    trickle = told(told(beliefs, 100.0, 300e6), 1100.0, 300e6 + PROGRESS_BYTES - 1.0)
+    assert trickle.instances["i"].moved_at_s == 100.0
+    slow = beliefs
+    for n in range(1, 40):
+        slow = told(slow, 100.0 * n, 300e6 * n)
+        assert bool(stuck(slow, 100.0 * n)) == (100.0 * n > PATIENCE * LOAD_LIMIT_MIN_S)
+
+
+def test_a_node_that_began_anew_counts_anew_and_silence_is_no_news() -> None:
+    known = told(told(START, 100.0, 5e9), 200.0, None)
+    assert (known.instances["i"].progress_bytes, known.instances["i"].moved_at_s) == (5e9, 100.0)
+    assert told(known, 300.0, 1e6).instances["i"].moved_at_s == 300.0
+
+
+def test_a_boot_that_gets_on_is_waited_for() -> None:
+    presence, limit = Presence.of(view(0.0)), TIMEOUT_S[InstanceState.BOOTING]
+    still = replace(with_boots(100.0), instances={"i": STARTING})
+    moving = told(still, limit - 10.0, 9e9)
+    assert [act.instance_id for act in terminates(still, [], presence, "p", limit + 1.0)] == ["i"]
+    (kept,) = terminates(moving, [], presence, "p", limit + 1.0)
+    assert kept.reasons[0].code is not ReasonCode.STARTING_EXPIRED
+    (given_up,) = terminates(moving, [], presence, "p", 2 * limit)
+    assert given_up.reasons == (why(ReasonCode.STARTING_EXPIRED, "booting", age_s=limit + 10.0, limit_s=limit),)
 
 
 DEMAND = Demand(

@@ -251,9 +251,12 @@ def test_a_fatal_fault_empties_the_node_and_says_why_and_the_pool_is_not_blamed(
 def test_a_node_that_heard_of_its_own_end_first_is_believed() -> None:
     with ec2() as rig:
         (instance_id,) = rig.cloud.launch("spot-a", 1, "t")
-        note = NodeReport(instance_id=instance_id, phase="draining", sent_at_s=0.0, reclaim_at_s=1_000_100.0)
+        note = NodeReport(
+            instance_id=instance_id, phase="draining", sent_at_s=0.0, reclaim_at_s=1_000_100.0, progress_bytes=64e6
+        )
         rig.cloud._notes = lambda: {instance_id: note}
-        assert rig.cloud.describe(rig.clock.now_s()).instances[0].reclaim_at_s == 1_000_100.0
+        (row,) = rig.cloud.describe(rig.clock.now_s()).instances
+        assert (row.reclaim_at_s, row.progress_bytes) == (1_000_100.0, 64e6)
 
 
 def event(kind: str, **detail: Any) -> dict[str, Any]:

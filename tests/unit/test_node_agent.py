@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_apps.node_agent import from_file, from_imds, report, source
+from serve_apps.node_agent import from_file, from_imds, moved_bytes, report, source
 
 
 class Imds(BaseHTTPRequestHandler):
@@ -63,6 +63,17 @@ def test_a_notice_file_may_come_later_and_must_be_a_notice(tmp_path: Path) -> No
     path.write_text('{"when": "soon"}')
     with pytest.raises(ValueError, match=r"notice\.json: not a notice .*write .*reclaim_at_s"):
         from_file(path)
+
+
+def test_progress_is_what_the_machine_received_and_read_in_steps(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    head = "Inter-|   Receive  |  Transmit\n face |bytes    packets |bytes packets\n"
+    (tmp_path / "net/dev").write_text(head + "    lo: 999000000000 1 2 3\n  eth0: 640000000 7 8 9\n  eth1:10 0 0 0\n")
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\npgpgin 1000000\npgpgout 77\n")
+    assert moved_bytes(tmp_path) == 1664e6
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\n")
+    assert moved_bytes(tmp_path) is None
+    assert moved_bytes(tmp_path / "nothing") is None
 
 
 def test_without_a_source_there_is_never_a_notice() -> None:

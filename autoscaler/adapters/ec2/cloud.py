@@ -69,6 +69,7 @@ class Ec2Cloud:
         )
         self._notes = notes
         self._fault: dict[str, str] = {}
+        self._progress: dict[str, float] = {}
         self._tenure: Tenure | None = None
         self._preflight_at_s = float("-inf")
         self._lock = threading.RLock()
@@ -171,6 +172,8 @@ class Ec2Cloud:
             if note.reclaim_at_s is not None:
                 known_s = self._notice_at_s.get(instance_id, note.reclaim_at_s)
                 self._notice_at_s[instance_id] = min(known_s, note.reclaim_at_s)
+            if note.progress_bytes is not None:
+                self._progress[instance_id] = note.progress_bytes
             if note.fault and instance_id not in self._fault:
                 self._fault[instance_id] = note.fault
                 self._notice_at_s.setdefault(instance_id, now_s + FAULT_DRAIN_S)
@@ -186,10 +189,12 @@ class Ec2Cloud:
         live = {key for listing in self._listings.values() for key in listing.rows}
         self._notice_at_s = {key: at_s for key, at_s in self._notice_at_s.items() if key in live}
         self._fault = {key: words_ for key, words_ in self._fault.items() if key in live}
+        self._progress = {key: count for key, count in self._progress.items() if key in live}
         for listing in self._listings.values():
             for key, row in listing.rows.items():
                 notice_at_s = self._notice(key, row, now_s)
                 seen = words.instance(row, self._offering_of(row), notice_at_s, self._config, now_s)
+                seen = replace(seen, progress_bytes=self._progress.get(key))
                 yield replace(seen, state_reason=f"NodeFault: {fault}") if (fault := self._fault.get(key)) else seen
 
     def _notice(self, instance_id: str, row: Row, now_s: float) -> float | None:
