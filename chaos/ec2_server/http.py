@@ -26,6 +26,7 @@ MAX_BODY_BYTES = 1 << 20
 MAX_CONNECTIONS = 64
 IDLE_S = 60.0
 HANG_S = 120.0
+POLL_S = 0.25
 
 Weather = Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]
 
@@ -41,6 +42,7 @@ class HttpServer:
     port: int = 0
     weather: Weather = field(default_factory=dict)
     secret: str = ""
+    _closing: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._server = _Server((HOST, self.port), _handler(self))
@@ -57,6 +59,7 @@ class HttpServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -68,7 +71,14 @@ class HttpServer:
         _, _, name = request.url.rpartition("/weather/")
         if "/weather/" in request.url:
             return self._weather(name, request)
-        return self.core.handle(request)
+        return self._patiently(request)
+
+    def _patiently(self, request: Request) -> Reply:
+        """A long poll is asked again until there is something, or its time is over."""
+        waited_s = 0.0
+        while (reply := self.core.handle(request)).wait_s > waited_s and not self._closing.wait(POLL_S):
+            waited_s += POLL_S
+        return reply
 
     def _weather(self, name: str, request: Request) -> Reply:
         given = request.headers.get("authorization", "").encode()

@@ -12,15 +12,7 @@ from autoscaler.adapters.local_nodes import Place, raylet
 from autoscaler.core.model import CloudState
 from chaos.ec2_server.setup import NodesConfig
 from chaos.ec2_server.state import Instance, Region
-
-STATES: dict[str, CloudState] = {
-    "pending": "pending",
-    "running": "running",
-    "shutting-down": "terminating",
-    "terminated": "terminated",
-}
-MARKETS = {"on-demand": "on_demand", "spot": "spot", "capacity-block": "block"}
-TAG_OFFERING = "qm:offering"  # the one tag that a node repeats in its labels
+from chaos.ec2_server.weather import STATES, offering
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +55,5 @@ def command(config: NodesConfig, region: Region, instance_id: str) -> list[str]:
 
 def place(config: NodesConfig, row: Instance) -> Place:
     """Where an instance is, in our words."""
-    market = "odcr" if row.reservation and row.market == "on-demand" else MARKETS.get(row.market, "interruptible")
-    offering = row.tags.get(TAG_OFFERING, f"{row.instance_type}/{row.zone}/{market}")
-    return Place(offering, row.instance_type, row.zone, market, config.gpus[row.instance_type])
+    name = offering(row)
+    return Place(name, row.instance_type, row.zone, name.split("/")[2], config.gpus[row.instance_type])

@@ -15,18 +15,23 @@ from chaos.ec2_server.launch import DRY_RUN
 from chaos.ec2_server.signature import Request, check, scope_of
 from chaos.ec2_server.state import Account, Refusal, Region
 
+LONGEST_POLL_S = 20.0
 HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>Bad Gateway</h1></body></html>"
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer; `broken` says that the client does not get it: the connection is lost, or nothing ever comes."""
+    """An answer; `broken` says that the client does not get it: the connection is lost, or nothing ever comes.
+
+    `wait_s` is how long the client would rather wait than have this one (an empty queue).
+    """
 
     status: int
     body: bytes
     broken: Literal["", "lost", "hang"] = ""
     media: str = "text/html"
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,8 @@ class Ec2Server:
         except UNREADABLE as error:
             return self._refused(asked.dialect, Refusal("InvalidParameterValue", f"can not be read: {error}"))
         body = asked.dialect.encode(asked.action, answer, self._request_id())
-        return Reply(200, body, media=asked.dialect.media)
+        wait_s = 0.0 if answer else min(LONGEST_POLL_S, float(asked.params.get("WaitTimeSeconds", 0.0)))
+        return Reply(200, body, media=asked.dialect.media, wait_s=wait_s)
 
     def _refused(self, dialect: Dialect, refusal: Refusal) -> Reply:
         body = dialect.error(refusal.code, str(refusal), self._request_id())

@@ -17,6 +17,7 @@ BLOCK_STOP_S = 1800.0  # instances of a block start terminating this long before
 BLOCK_WARNING_S = 2400.0
 FORGET_S = 3600.0  # a terminated instance is listed for about an hour
 INTERRUPTED = "EC2 Spot Instance Interruption Warning"
+CHANGED = "EC2 Instance State-change Notification"
 REBALANCE = "EC2 Instance Rebalance Recommendation"
 RECLAIMED = "EC2 Interruptible Capacity Reservation Instance Interruption Warning"
 TAKEN = "EC2 Capacity Reservation Instance Interruption Warning"
@@ -92,6 +93,7 @@ class Instance:
     volumes_tagged: bool = False
     user_data: str = ""
     spec: dict[str, Any] = field(default_factory=dict)
+    told: str = "pending"  # the last state that an event named
 
     def state(self, at_s: float) -> str:
         """EC2's word for it."""
@@ -271,6 +273,11 @@ class Region:
         for block in self.reservations.values():
             if block.kind == "capacity-block" and block.cancelled_at_s > now_s:
                 self._live_through(block, now_s)
+        for each in self.instances.values():
+            if (state := each.state(now_s)) != each.told:
+                each.told = state
+                detail = {"instance-id": each.instance_id, "state": state}
+                self.notices.append(event(CHANGED, now_s, detail, self.name))
         gone = [key for key, each in self.instances.items() if now_s >= each.gone_at_s + FORGET_S]
         for key in gone:
             del self.instances[key]

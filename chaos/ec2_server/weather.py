@@ -5,15 +5,24 @@ Acts for the server's `/weather` door: JSON objects in and out. Each raises Refu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autoscaler.core.model import CloudState
 from chaos.ec2_server.faults import Fault
 from chaos.ec2_server.server import Ec2Server
 from chaos.ec2_server.state import Instance, Pool, Refusal, Region
 
 Given = dict[str, Any]
+STATES: dict[str, CloudState] = {
+    "pending": "pending",
+    "running": "running",
+    "shutting-down": "terminating",
+    "terminated": "terminated",
+}
+MARKETS = {"on-demand": "on_demand", "spot": "spot", "capacity-block": "block"}
 
 
 class Weather:
@@ -34,6 +43,7 @@ class Weather:
             "expire": self.expire,
             "advance": self.advance,
             "log": self.log,
+            "instances": self.instances,
         }
 
     def pool(self, given: Given) -> dict[str, Any]:
@@ -84,6 +94,12 @@ class Weather:
         """How often each action was called."""
         return dict(Counter(action for _, action in self._region(given).log))
 
+    def instances(self, given: Given) -> dict[str, Any]:
+        """All instances of a region as they are, in the controller's words."""
+        now_s = self._core.now_s()
+        rows = self._region(given).instances.values()
+        return {"instances": [listed(row, now_s) for row in rows]}
+
     def _region(self, given: Given) -> Region:
         regions = self._core.account.regions
         return regions[given.get("region", next(iter(regions)))]
@@ -93,3 +109,22 @@ class Weather:
             if given["instance_id"] in region.instances:
                 return region, region.instances[given["instance_id"]]
         raise Refusal("InvalidInstanceID.NotFound", f"no instance {given['instance_id']!r}")
+
+
+def listed(row: Instance, now_s: float) -> dict[str, Any]:
+    """An instance in the words of `CloudInstance`, as it is and without lag."""
+    noticed = row.stops_at_s < math.inf and row.reason[0] == "Server.SpotInstanceTermination"
+    return {
+        "instance_id": row.instance_id,
+        "offering": offering(row),
+        "token": row.tags.get("qm:token", ""),
+        "state": STATES[row.state(now_s)],
+        "launched_at_s": row.launched_at_s,
+        "reclaim_at_s": row.stops_at_s if noticed else None,
+    }
+
+
+def offering(row: Instance) -> str:
+    """Where an instance is, as ``cloud/ec2.yaml`` has its offerings named."""
+    market = "odcr" if row.reservation and row.market == "on-demand" else MARKETS.get(row.market, "interruptible")
+    return "/".join(part for part in (row.instance_type, row.zone, market, row.reservation) if part)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import httpx
 
 from autoscaler.adapters import local_init
 
+from .clouds import CloudKind, Ec2Part, LocalPart, Place, write_secret
 from .processes import HOST, MARK, free_ports
 
 OBJECT_STORE_BYTES = 80_000_000
@@ -67,6 +67,7 @@ class Setup:
     http_port: int
     keep: bool
     launch_s: float = 0.0  # how long the local cloud's launch calls take to answer
+    cloud: CloudKind = "local"
 
 
 @dataclass
@@ -90,6 +91,18 @@ class Cluster:
             "metrics",
         )
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        setup = self.setup
+        place = Place(
+            setup.folder,
+            setup.policies,
+            setup.offerings,
+            self.ray_address,
+            self.environment,
+            self.ports["cloud"],
+            setup.keep,
+            setup.launch_s,
+        )
+        self.cloud: LocalPart | Ec2Part = LocalPart(place) if setup.cloud == "local" else Ec2Part(place)
 
     # ---- addresses --------------------------------------------------------------------------------------------------
     @property
@@ -109,8 +122,8 @@ class Cluster:
 
     @property
     def cloud_url(self) -> str:
-        """The local cloud."""
-        return f"http://{HOST}:{self.ports['cloud']}"
+        """Where the cloud answers."""
+        return self.cloud.place.url
 
     @property
     def metrics_url(self) -> str:
@@ -119,13 +132,13 @@ class Cluster:
 
     @property
     def token_file(self) -> Path:
-        """Where the local cloud's token is; readable by this user only."""
-        return self.setup.folder / "cloud.token"
+        """Where the cloud's token is; readable by this user only."""
+        return self.cloud.place.token_file
 
     @property
     def token(self) -> str:
-        """The local cloud's token."""
-        return self.token_file.read_text().strip()
+        """The cloud's token."""
+        return self.cloud.place.token
 
     @property
     def ray_token_file(self) -> Path:
@@ -163,30 +176,15 @@ class Cluster:
             "temp-dir": self.setup.folder / "ray",
             "include-log-monitor": "false",
         }
-        _write_secret(self.ray_token_file)
+        write_secret(self.ray_token_file)
         head = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats"]
         self._start("ray-head", head + [f"--{name}={value}" for name, value in options.items()])
         with self.dashboard() as client:
             self._wait("ray-head", HEAD_WAIT_S, lambda: client.get(SERVE_PATH, timeout=5.0).is_success)
 
     def start_cloud(self) -> None:
-        """The local cloud with the run's supply. Raises StartFailedError."""
-        config = self.setup.folder / "cloud.json"
-        config.write_text(
-            json.dumps(
-                {
-                    "cluster": f"qm-up-{self.setup.run_id}",
-                    "ray_address": self.ray_address,
-                    "offerings": [dict(row) for row in self.setup.offerings],
-                    "node_env": self.environment,
-                    "launch_s": self.setup.launch_s,
-                }
-            )
-        )
-        _write_secret(self.token_file)
-        command = [sys.executable, "-m", "autoscaler.adapters.local_server", "--config", str(config)]
-        command += ["--port", str(self.ports["cloud"]), "--token-file", str(self.token_file)]
-        self._start("cloud", command + ["--outlive-parent"] * self.setup.keep)
+        """The cloud with the run's supply. Raises StartFailedError."""
+        self._start("cloud", self.cloud.command())
         url = f"{self.cloud_url}/healthz"
         self._wait("cloud", CLOUD_WAIT_S, lambda: httpx.get(url, timeout=2.0, trust_env=False).is_success)
 
@@ -201,19 +199,17 @@ class Cluster:
     def start_controller(self) -> None:
         """``qm run`` on this cluster, as a process of its own."""
         options = {
-            "policies": self.setup.policies,
             "ray-address": self.ray_address,
             "dashboard-url": self.dashboard_url,
-            "cloud": "local",
-            "cloud-url": self.cloud_url,
-            "cloud-token-file": self.token_file,
             "journal": self.setup.journal,
             "tick-s": f"{TICK_S:g}",
             "engine": self.setup.engine,
             "metrics-port": self.ports["metrics"],
-        }
+        } | self.cloud.run_options()
         run = [sys.executable, "-m", "autoscaler.cli", "run"]
-        self._start("controller", run + [f"--{name}={value}" for name, value in options.items()])
+        self._start(
+            "controller", run + [f"--{name}={value}" for name, value in options.items()], self.cloud.environment()
+        )
 
     def gateway_is_up(self) -> bool:
         """Whether the gateway answers."""
@@ -249,9 +245,9 @@ class Cluster:
             return "\n".join(text.splitlines()[-lines:])
         return ""
 
-    def _start(self, name: str, command: Sequence[str]) -> None:
+    def _start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         guard = [] if self.setup.keep else [sys.executable, "-I", "-S", local_init.__file__, str(os.getpid()), NO_LOCK]
-        clean = {key: value for key, value in os.environ.items() if key not in DROPPED}
+        clean = {key: value for key, value in os.environ.items() if key not in DROPPED and not key.startswith("AWS_")}
         with (self.setup.folder / f"{name}.log").open("wb") as output:
             self._parts[name] = subprocess.Popen(
                 [*guard, *command],
@@ -259,7 +255,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=clean | self.environment,
+                env=clean | self.environment | dict(env or {}),
             )
 
     def _wait(self, name: str, for_s: float, ready: Callable[[], bool]) -> None:
@@ -271,9 +267,3 @@ class Cluster:
                     return
             time.sleep(POLL_S)
         raise StartFailedError(f"{name} did not answer within {for_s:g} s:\n{self.tail(name)}")
-
-
-def _write_secret(path: Path) -> None:
-    """A new random token in a file that only this user can read."""
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32))

