@@ -4,10 +4,10 @@
 
 Run it beside a raylet where the cloud's own listing carries no notices (EC2 tells a spot instance only through its
 metadata service). The notice comes from a file ``{"reclaim_at_s": <UTC seconds>}``, or with ``--imds`` from EC2's
-``spot/instance-action``. Progress is the bytes that the machine has received and read: they grow while a model's weights
-come in, and the controller waits longer for a load that gets on than for one that stands still. It costs a Ray driver
-process of about 100 MB; the local cloud lists notices itself and needs none. It may not act on a notice: draining is the
-controller's decision.
+``spot/instance-action``. Progress is the bytes that the machine has received and read: they grow while the weights of a
+model come in, and the controller waits longer for a load that gets on than for one that stands still. It costs a Ray
+driver process of about 100 MB; the local cloud lists notices itself and needs none. It may not act on a notice: a
+drain is the controller's decision.
 """
 
 from __future__ import annotations
@@ -70,12 +70,11 @@ def moved_bytes(proc: Path = PROC) -> float | None:
     try:
         rows = (line.split(":") for line in (proc / "net/dev").read_text().splitlines() if ":" in line)
         received = sum(int(said.split()[0]) for name, said in rows if name.strip() != "lo")
-        paged = next(
-            line.split()[1] for line in (proc / "vmstat").read_text().splitlines() if line.startswith("pgpgin ")
-        )
-    except (OSError, ValueError, IndexError, KeyError):
+        counts = dict(line.split() for line in (proc / "vmstat").read_text().splitlines())
+        paged = 1024.0 * int(counts["pgpgin"])
+    except (OSError, ValueError, LookupError):
         return None
-    return (received + 1024.0 * int(counts["pgpgin"])) // STEP_BYTES * STEP_BYTES
+    return (received + paged) // STEP_BYTES * STEP_BYTES
 
 
 def report(
