@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 LEVEL_WINDOW_S = 60.0
@@ -32,7 +33,7 @@ def bins(samples: Sequence[tuple[float, float]], now_s: float, bin_s: float = BI
         if at_s <= now_s:
             sums.setdefault(int((now_s - at_s) // bin_s), []).append(value)
     return tuple(
-        Rate(at_s=now_s - (k + 0.5) * bin_s, value=sum(sums[k]) / len(sums[k])) for k in sorted(sums, reverse=True)
+        [Rate(at_s=now_s - (k + 0.5) * bin_s, value=sum(sums[k]) / len(sums[k])) for k in sorted(sums, reverse=True)]
     )
 
 
@@ -46,7 +47,8 @@ def short_forecast(
     never amplified. The spread is that of the bins about their line, at least the sampling error of a Poisson count
     over the level window.
     """
-    recent = [row for row in samples if now_s - TREND_WINDOW_S < row[0] <= now_s]
+    first_s = now_s - TREND_WINDOW_S
+    recent = [row for row in samples if first_s < row[0] <= now_s]
     if not recent:
         return ()
     newest_s = recent[-1][0]
@@ -60,7 +62,12 @@ def short_forecast(
     behind_s = min(seen_s, LEVEL_WINDOW_S) / 2.0
     mean = max(0.0, level + slope * (behind_s + TREND_DAMPING * min(lead_s, seen_s)))
     sigma = max(spread, poisson)
-    return tuple((q, max(0.0, mean + NormalDist().inv_cdf(q) * sigma)) for q in quantiles)
+    return tuple([(q, max(0.0, mean + _normal(q) * sigma)) for q in quantiles])
+
+
+@lru_cache(maxsize=64)
+def _normal(q: float) -> float:
+    return NormalDist().inv_cdf(q)
 
 
 def _line(rates: Sequence[Rate]) -> tuple[float, float]:
@@ -68,9 +75,9 @@ def _line(rates: Sequence[Rate]) -> tuple[float, float]:
     n = len(rates)
     if n < MIN_TREND_BINS:
         return 0.0, 0.0
-    mean_t = sum(r.at_s for r in rates) / n
-    mean_v = sum(r.value for r in rates) / n
-    var_t = sum((r.at_s - mean_t) ** 2 for r in rates)
-    slope = sum((r.at_s - mean_t) * (r.value - mean_v) for r in rates) / var_t
-    residuals = sum((r.value - mean_v - slope * (r.at_s - mean_t)) ** 2 for r in rates)
+    times, values = [rate.at_s for rate in rates], [rate.value for rate in rates]
+    mean_t, mean_v = sum(times) / n, sum(values) / n
+    off = [(at_s - mean_t, value - mean_v) for at_s, value in zip(times, values, strict=True)]
+    slope = sum([t * v for t, v in off]) / sum([t**2 for t, _ in off])
+    residuals = sum([(v - slope * t) ** 2 for t, v in off])
     return slope, (residuals / (n - 2)) ** 0.5

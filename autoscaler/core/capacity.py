@@ -101,8 +101,7 @@ def capacity_at(timing: Timing, mix: Mix, slo: Slo, goal: Goal, rps: float) -> C
     The fewer share a gateway, the less each carries: what few of them carry says how many it takes at most.
     """
     timing, mix = _coarse_timing(timing), _coarse_mix(mix)
-    full = _Load(timing, mix, Slo(), 1)
-    pool = max(1, min(POOL_MOST, math.ceil(rps / full.rate(full.most))))
+    pool = max(1, min(POOL_MOST, math.ceil(rps / _most_rps(timing, mix))))
     while True:
         found = _capacity(timing, mix, slo, goal, pool)
         met = all(reason.subject != BURSTS for reason in found.reasons)
@@ -110,6 +109,13 @@ def capacity_at(timing: Timing, mix: Mix, slo: Slo, goal: Goal, rps: float) -> C
         if needed <= pool:
             return found
         pool = needed
+
+
+@lru_cache(maxsize=8192)
+def _most_rps(timing: Timing, mix: Mix) -> float:
+    """Requests per second of a replica that is as full as can be."""
+    full = _Load(timing, mix, Slo(), 1)
+    return full.rate(full.most)
 
 
 @lru_cache(maxsize=8192)
@@ -326,6 +332,7 @@ def _coarse(value: float) -> float:
     return math.exp(round(math.log(value) / GRID) * GRID) if value > 0.0 else value
 
 
+@lru_cache(maxsize=1024)  # what was learnt reaches decisions in steps, so few ever are asked for
 def _coarse_timing(timing: Timing) -> Timing:
     return replace(
         timing,
