@@ -1,4 +1,5 @@
-"""Limits that contradict each other although each is allowed. Pure; may not do I/O or read a clock.
+"""Limits that contradict each other although each is allowed. Pure but for the time zone database; may not do other I/O
+or read a clock.
 
 Every check yields the keys it compared and what to do; the first key is the one reported.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
+from .clocks import is_zone
 from .model import Event, Service, Unit
 from .problems import Path
 
@@ -134,6 +136,11 @@ def _events(service: Service) -> Iterator[Finding]:
         text = _date_problem(event)
         if text:
             yield ("events",), ("events", index, "starts_at"), text
+        if event.zone is not None and not is_zone(event.zone):
+            text = f'"{event.zone}" is no time zone; write one like Europe/Berlin, or leave it out'
+            yield ("events",), ("events", index, "zone"), text
+        if event.clock_changes:
+            yield ("events",), ("events", index, "clock_changes"), "is worked out from zone; remove it"
 
 
 def _date_problem(event: Event) -> str:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from . import tree
 from .checks import Finding, service_findings, unit_findings
+from .clocks import with_clock_changes
 from .model import PolicySet, Service, Unit
 from .problems import Path, Problem, Problems
 from .words import show, translate
@@ -131,8 +132,9 @@ def _validate(draft: _Draft) -> Iterator[tuple[Path, str]]:
         yield from ((("services", index, *path), text) for path, text in found)
         if service is not None:
             bad = {path[0] for path, _ in found}
-            yield from ((("services", index, *path), text) for path, text in _kept(service_findings(service), bad))
-            services.append(service)
+            more = list(_kept(service_findings(service), bad))
+            yield from ((("services", index, *path), text) for path, text in more)
+            services.append(service if more else with_clock_changes(service))
     given = (
         {**draft.data, "services": []}
         if "services" in draft.data and isinstance(draft.data["services"], list)

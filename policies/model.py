@@ -65,8 +65,10 @@ class Overflow(Strict):
 
 
 class Event(Strict):
-    """Load known in advance. `starts_at` is ISO 8601 with a zone; while the event lasts the forecast is multiplied by
-    `load_factor` (a holiday has less than 1) and `expected_rps` is added. It repeats at the same time of day.
+    """Load known in advance. `starts_at` is ISO 8601 with an offset; the load is multiplied by `load_factor` (a holiday
+    has less than 1) and `expected_rps` is added. It repeats at the same time of day: of `zone`'s wall clock where one
+    is named (IANA), else at the same offset from UTC. `clock_changes` are that zone's, (instant, offset from then on)
+    in seconds since 1970, worked out when the file is read: whoever plans looks nothing up.
     """
 
     name: Name
@@ -75,6 +77,8 @@ class Event(Strict):
     expected_rps: Annotated[float, Field(ge=0.0)] = 0.0
     load_factor: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     repeats: Literal["once", "daily", "weekdays", "weekly"] = "once"
+    zone: str | None = None
+    clock_changes: tuple[tuple[float, float], ...] = Field(default=(), json_schema_extra={"readOnly": True})
 
 
 class Service(Strict):
@@ -94,6 +98,7 @@ class Service(Strict):
     variants: tuple[Variant, ...]
     on_demand_floor: Replicas = 0
     scale_to_zero: bool = False
+    expected_rps: Annotated[float, Field(ge=0.0)] = 0.0
     events: tuple[Event, ...] = ()
     revision: str = "1"
     sacrifice: tuple[Sacrifice, ...] = ("queue", "shed")

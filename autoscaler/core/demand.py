@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forecasting.baselines import short_forecast
+from forecasting.baselines import LEVEL_WINDOW_S, short_forecast
 from policies.model import Goal, PolicySet, Service
 
 from .beliefs import Beliefs, ServiceBelief
 from .capacity import KV_FILL
 from .coldstart import boot_s, load_s
-from .declared import touches
+from .declared import begun, with_event, with_prior
 from .events import Forecast
 from .model import Demand
 from .reasons import Reason, ReasonCode, why
 from .restrain import held_rps
-from .series import QUANTILES, LongForecast, long_forecast, mix_ahead
+from .series import QUANTILES, LongForecast, long_forecast, mix_ahead, rate_before, seen_s
 
 QUANTILE: dict[Goal, float] = {"latency": 0.95, "throughput": 0.8, "cost": 0.5}
 FORECAST_QUANTILES = (0.5, 0.8, 0.95)
@@ -144,12 +144,35 @@ def _rps(
         extra = rps * (known.kv_fraction / KV_FILL - 1.0)
         numbers = {"kv_fraction": known.kv_fraction, "limit": KV_FILL, "extra_rps": extra}
         rps, reasons = rps + extra, (*reasons, why(ReasonCode.KV_PRESSURE, **numbers))
+    return _declared(service, entry, beliefs, rps, reasons, now_s)
+
+
+def _declared(
+    service: str, entry: Service, beliefs: Beliefs, rps: float, reasons: tuple[Reason, ...], now_s: float
+) -> tuple[float, tuple[Reason, ...]]:
+    """What the policy says of the load, beside what is forecast of it."""
+    made, lead = beliefs.forecasts.get(service), lead_s(beliefs, service)
+    level = dict(made.quantiles)[0.5] if made is not None else 0.0
+    seen = seen_s(beliefs.series, service)
+    expected = with_prior(entry.expected_rps, rps, level, seen)
+    if expected > rps:
+        numbers = {"expected_rps": entry.expected_rps, "seen_s": seen, "arrival_rps": expected}
+        rps, reasons = expected, (*reasons, why(ReasonCode.DECLARED_RATE, **numbers))
     for event in entry.events:
-        if touches(event, now_s, lead):
-            rps = rps * event.load_factor + event.expected_rps
-            numbers = {"expected_rps": event.expected_rps, "load_factor": event.load_factor}
+        start = begun(event, now_s, lead)
+        if start is not None:
+            before = rate_before(beliefs.series, service, start)
+            rps = with_event(event, rps, _now_rps(beliefs, service), before, now_s - start)
+            numbers = {"expected_rps": event.expected_rps, "load_factor": event.load_factor, "arrival_rps": rps}
             reasons = (*reasons, why(ReasonCode.DECLARED_EVENT, event.name, **numbers))
     return rps, reasons
+
+
+def _now_rps(beliefs: Beliefs, service: str) -> float:
+    """The mean of the last minute's samples; 0 before any."""
+    history = beliefs.services.get(service, ServiceBelief()).history
+    last = [row.arrival_rps for row in history if row.at_s > history[-1].at_s - LEVEL_WINDOW_S]
+    return sum(last) / len(last) if last else 0.0
 
 
 def _floor(entry: Service, known: ServiceBelief, replicas_now: int) -> tuple[int, tuple[Reason, ...]]:

@@ -14,7 +14,8 @@ class ReasonCode(StrEnum):
     """One word for one cause. Values are metric labels: add, never rename."""
 
     FORECAST_QUANTILE = "forecast_quantile"  # arrival_rps, quantile, lead_s
-    DECLARED_EVENT = "declared_event"  # expected_rps, load_factor
+    DECLARED_EVENT = "declared_event"  # expected_rps, load_factor, arrival_rps
+    DECLARED_RATE = "declared_rate"  # expected_rps, seen_s, arrival_rps: few minutes seen, the policy's word counts
     BACKLOG = "backlog"  # queued, extra_rps
     KV_PRESSURE = "kv_pressure"  # kv_fraction, limit, extra_rps
     COVERAGE_BREACH = "coverage_breach"  # coverage, wanted

@@ -30,6 +30,7 @@ BIN_S = 60.0
 LEADS_S = (120.0, 300.0, 600.0, 1800.0, 3600.0)
 COMMITMENTS_S = (120.0, 300.0, 600.0, 1800.0, 1800.0)
 QUANTILES = (0.5, 0.8, 0.95, 0.99)
+BEFORE_S = 600.0  # what was before an instant is the mean of so long
 SPREAD_S = 300.0  # one observation speaks for the time since the one before, up to this long
 STREAMS = ("requests", "prefill_tokens", "decode_tokens", "concurrency")
 MIX_LEVEL, MIX_TREND, MIX_DAMPING = 0.4, 0.2, 0.9  # per bin of many requests
@@ -187,7 +188,7 @@ def _stacked(known: Arrays, fresh: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 def _add(known: SeriesBelief, values: Floats, index: int) -> SeriesBelief:
     """One observation into bin `index`; the bin before it is closed when this is a later one."""
     if index > known.index >= 0:
-        known = _close(known)
+        known = _close(known, index - known.index - 1)
     ok = ~np.isnan(values)
     arrays = dict(known.arrays)
     arrays["sums"] = arrays["sums"] + np.where(ok, values, 0.0)
@@ -195,13 +196,15 @@ def _add(known: SeriesBelief, values: Floats, index: int) -> SeriesBelief:
     return replace(known, index=index, arrays=Arrays(arrays))
 
 
-def _close(known: SeriesBelief) -> SeriesBelief:
-    """The open bin's means go where they belong."""
+def _close(known: SeriesBelief, missed: int) -> SeriesBelief:
+    """The open bin's means go where they belong; `missed` bins after it nobody saw."""
     arrays = dict(known.arrays)
     counts = arrays["counts"]
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.where(counts > 0, arrays["sums"] / np.maximum(counts, 1.0), np.nan)
-    arrays["recent"] = np.concatenate([arrays["recent"][:, 1:], means[:, None]], axis=1)
+    unseen = np.full((len(means), min(missed, FORECASTER.grid.per_hour), len(STREAMS)), np.nan)
+    recent = np.concatenate([arrays["recent"], means[:, None], unseen], axis=1)
+    arrays["recent"] = recent[:, -FORECASTER.grid.per_hour :]
     arrays["mix"] = _mixed(arrays["mix"], means)
     arrays["sums"], arrays["counts"] = np.zeros_like(counts), np.zeros_like(counts)
     state = FORECASTER.update(dict(known.state), means[:, 0], known.index)
@@ -256,3 +259,21 @@ def long_forecast(known: SeriesBelief, service: str, lead_s: float) -> LongForec
         windows=float(known.state["windows"][row, k]),
         mean=float(known.state["member.mean"][row]),
     )
+
+
+def seen_s(known: SeriesBelief, service: str) -> float:
+    """How long a time of the service's load has been seen, in closed bins."""
+    row = known.row(service)
+    return 0.0 if row is None else float(known.state["member.seen"][row]) * BIN_S
+
+
+def rate_before(known: SeriesBelief, service: str, at_s: float) -> float | None:
+    """Mean rate of the bins that were seen in the `BEFORE_S` before an instant, of the last hour; None without any."""
+    row = known.row(service)
+    if row is None:
+        return None
+    recent = known.arrays["recent"][row, :, 0]
+    bins = np.arange(known.index - len(recent), known.index)  # the last is the one closed last
+    before = recent[(bins < int(at_s // BIN_S)) & (bins >= int((at_s - BEFORE_S) // BIN_S))]
+    before = before[~np.isnan(before)]
+    return float(before.mean()) if len(before) else None

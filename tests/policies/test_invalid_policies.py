@@ -118,6 +118,8 @@ CORPUS: dict[str, tuple[str | bytes, list[str]]] = {
     "variant of a type left out": (with_keys("instance_types: [g5.2xlarge]"), ["a.yaml:7: services[chat].variants[v1].instance_type: g6.2xlarge is not in instance_types; add it there, or remove the variant", "a.yaml:8: services[chat].instance_types[0]: g5.2xlarge is used by no variant; add a variant for it, or remove it"]),
     "event without a date": (with_keys("events: [{name: sale, starts_at: soon, lasts_s: 60, expected_rps: 1}]"), ['a.yaml:8: services[chat].events[sale].starts_at: "soon" is not a date and time; write it like 2026-12-24T18:00:00+01:00']),
     "event without a zone": (with_keys("events: [{name: sale, starts_at: 2026-12-24T18:00:00, lasts_s: 60, expected_rps: 1}]"), ['a.yaml:8: services[chat].events[sale].starts_at: "2026-12-24T18:00:00" has no time zone; write it like 2026-12-24T18:00:00+01:00']),
+    "event in no known zone": (with_keys("events: [{name: sale, starts_at: 2026-12-24T18:00:00+01:00, lasts_s: 60, repeats: daily, zone: Europe/Bonn}]"), ['a.yaml:8: services[chat].events[sale].zone: "Europe/Bonn" is no time zone; write one like Europe/Berlin, or leave it out']),
+    "event with clock changes of its own": (with_keys("events: [{name: sale, starts_at: 2026-12-24T18:00:00+01:00, lasts_s: 60, clock_changes: [[0.0, 3600.0]]}]"), ['a.yaml:8: services[chat].events[sale].clock_changes: is worked out from zone; remove it']),
     "quota below the floor": (with_keys("min_replicas: 3") + "quota_gpus: 2\n", ["a.yaml:9: quota_gpus: is 2, but min_replicas of the services need 3 GPUs; raise it, or lower them"]),
     # ---- everything at once: one broken key hides no other
     "many at once": (
