@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-from autoscaler.core.capacity import INPUT_CV, OUTPUT_CV, SAFETY, STEADY_SHARE, Mix, capacity
+from autoscaler.core.capacity import BURSTS, FEWEST, INPUT_CV, OUTPUT_CV, SAFETY, STEADY_SHARE, Mix, capacity
 from chaos.engine import SINGLE, Engine, RequestBatch
 from policies.model import Slo
-from serve_apps.timing import Timing
+from serve_apps.timing import Timing, decode_step_s, prefill_s
 from tests.engine_scene import spec
 
 TRIPLES = 30
 REQUESTS = 4000  # a replica
-HALVINGS = 8
+HALVINGS = 9
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ def drawn(rng: np.random.Generator) -> Case:
 
 
 def requests(case: Case, rps: float, seed: int) -> RequestBatch:
-    """Poisson arrivals of lognormal lengths."""
+    """Arrivals with Gamma gaps (Poisson where their variation is 1), of lognormal lengths."""
     rng = np.random.default_rng([seed, 1])
-    count = REQUESTS * min(case.pool, 4)
+    bursts = case.mix.arrival_cv**2
+    count = int(REQUESTS * bursts**0.5) * min(case.pool, 4)  # bursts are few, and must be many for a fraction
 
     def lengths(mean: float, cv: float) -> npt.NDArray[np.int32]:
         sigma = math.sqrt(math.log1p(cv * cv))
@@ -60,7 +62,7 @@ def requests(case: Case, rps: float, seed: int) -> RequestBatch:
         return whole
 
     return RequestBatch(
-        at_s=np.cumsum(rng.exponential(1.0 / rps, count)),
+        at_s=np.cumsum(rng.gamma(1.0 / bursts, bursts / rps, count)),
         input_tokens=lengths(case.mix.input_tokens, INPUT_CV),
         output_tokens=lengths(case.mix.output_tokens, OUTPUT_CV),
         prefix_tokens=np.zeros(count, np.int32),
@@ -92,18 +94,34 @@ def largest_rps(case: Case, slots: int, most: float, seed: int) -> float:
     return low
 
 
-def test_the_largest_load_is_predicted_within_ten_percent_and_on_the_safe_side() -> None:
+def predicted_over_found(case: Case, seed: int) -> float:
+    """What the model promises a replica when all of the allowed misses are spent, over what the engine carries.
+
+    Where the model says that bursts miss the objective at any load, its promise is none: right when the engine carries
+    no more than a batch of FEWEST.
+    """
+    # A goal plans for less than the largest load; here the whole of the allowed misses is spent.
+    spent = case.slo.model_copy(update={"fraction": 1.0 - (1.0 - case.slo.fraction) / STEADY_SHARE["latency"]})
+    slots = capacity(case.timing, case.mix, case.slo, "latency", case.pool).batch
+    made = capacity(case.timing, case.mix, spent, "latency", case.pool)
+    calm = capacity(case.timing, replace(case.mix, arrival_cv=1.0), spent, "latency", case.pool)
+    found = largest_rps(case, slots, 2.5 * calm.rps, seed)
+    request_s = case.mix.output_tokens * decode_step_s(case.timing, 1, 0) + prefill_s(
+        case.timing, case.mix.input_tokens
+    )
+    promised = 0.0 if any(reason.subject == BURSTS for reason in made.reasons) else made.rps
+    least = FEWEST / request_s
+    return 1.0 if promised == 0.0 and found <= least else promised / max(found, least / 2.0)
+
+
+@pytest.mark.parametrize(("arrival_cv", "median_error"), [(1.0, 0.10), (2.0, 0.12), (4.0, 0.15)])
+def test_the_largest_load_is_predicted_and_on_the_safe_side(arrival_cv: float, median_error: float) -> None:
     rng = np.random.default_rng(20240513)
-    ratios = []
-    for seed in range(TRIPLES):
-        case = drawn(rng)
-        # A goal plans for less than the largest load; here the whole of the allowed misses is spent.
-        spent = case.slo.model_copy(update={"fraction": 1.0 - (1.0 - case.slo.fraction) / STEADY_SHARE["latency"]})
-        slots = capacity(case.timing, case.mix, case.slo, "latency", case.pool).batch
-        predicted = capacity(case.timing, case.mix, spent, "latency", case.pool).rps
-        ratios.append(predicted / largest_rps(case, slots, 2.5 * predicted, seed))
+    cases = [drawn(rng) for _ in range(TRIPLES)]
+    cases = [replace(case, mix=replace(case.mix, arrival_cv=arrival_cv)) for case in cases]
+    ratios = [predicted_over_found(case, seed) for seed, case in enumerate(cases)]
     errors = [abs(ratio - 1.0) for ratio in ratios]
-    assert float(np.median(errors)) <= 0.10, ratios
+    assert float(np.median(errors)) <= median_error, ratios
     assert sum(ratio <= 1.0 for ratio in ratios) >= 0.8 * TRIPLES, ratios
     assert max(ratios) < 1.3, ratios
     assert float(np.median(ratios)) > SAFETY - 0.1, "safe, but not by giving away a tenth more than the margin"
