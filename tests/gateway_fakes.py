@@ -127,8 +127,9 @@ class FakeBoard:
 class Caller:
     """An HTTP client at the ASGI level: reads an answer while it comes, and may `leave` at any time."""
 
-    def __init__(self, app: Starlette, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, app: Starlette, path: str, body: dict[str, Any], reads: int | None = None) -> None:
         self.messages: list[dict[str, Any]] = []
+        self._reads = reads  # messages it takes before it stops reading
         self._left = asyncio.Event()
         self._body: bytes | None = json.dumps(body).encode()
         scope = {
@@ -156,6 +157,8 @@ class Caller:
 
     async def _send(self, message: Any) -> None:
         self.messages.append(dict(message))
+        if len(self.messages) == self._reads:
+            await asyncio.Event().wait()
 
     async def done(self) -> Caller:
         """Wait for the end of the answer."""

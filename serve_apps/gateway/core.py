@@ -176,11 +176,10 @@ class Gateway:
         silence = Silence(SILENT_MAX_S)
         try:
             while not measure.finished:
-                silence.listen(to_something=False)
                 chunks = await journey.open()
-                silence.listen()
                 try:
                     chunk = await journey.first(chunks, silence)
+                    silence.listen()
                     while chunk is not None:
                         measure.see(chunk, self._now_s(), own=journey.slot is not None)
                         yield chunk
@@ -242,11 +241,13 @@ class _Journey:
         """
         if self.slot is None:
             return await silence.bound(chunks)
+        clock_s = asyncio.get_running_loop().time
+        until_s = clock_s() + SILENT_MAX_S
         first: asyncio.Future[Chunk | None] = asyncio.ensure_future(anext(chunks, None))
         try:
             while not first.done():
                 await asyncio.wait({first}, timeout=STRANDED_CHECK_S)
-                if not first.done() and (silence.broken() or self.service.stranded(self.slot)):
+                if not first.done() and (clock_s() > until_s or self.service.stranded(self.slot)):
                     raise EngineFailed(f"{self.slot.app} has no replica left, or none that answers")
         finally:
             first.cancel()

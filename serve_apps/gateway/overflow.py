@@ -103,7 +103,7 @@ class Endpoint:
                             self._good()
                             return
             raise EngineFailed("the overflow endpoint broke off")
-        except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
+        except (httpx.HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._bad(error)
             raise EngineFailed(f"overflow: {type(error).__name__}") from None
         except EngineFailed as error:
@@ -180,7 +180,7 @@ class _Reader:
         self._reason: str | None = None
 
     def read(self, line: str) -> Chunk | None:
-        """A chunk, or None when the line holds no text. Raises ValueError, LookupError or TypeError for nonsense."""
+        """A chunk, or None when the line holds no text. Raises whatever nonsense makes Python raise."""
         if not line.startswith("data:"):
             return None
         data = line[5:].strip()

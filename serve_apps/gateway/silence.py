@@ -26,9 +26,9 @@ class Silence:
         self._fired = False
         self._timer = self._loop.call_later(limit_s, self._look)
 
-    def listen(self, to_something: bool = True) -> None:
-        """From now on something should be heard (or no longer: waiting in a queue has a limit of its own)."""
-        self._heard_at_s = self._loop.time() if to_something else None
+    def listen(self) -> None:
+        """From now on something should be heard."""
+        self._heard_at_s = self._loop.time()
 
     async def bound(self, chunks: AsyncGenerator[T, None]) -> T | None:
         """The next chunk, None when there is none. Raises EngineFailed when it takes too long."""
@@ -41,10 +41,6 @@ class Silence:
             raise EngineFailed(f"nothing came for {self._limit_s:g} s") from None
         finally:
             self._heard_at_s = self._loop.time()
-
-    def broken(self) -> bool:
-        """Whether the limit has passed; asked by whoever waits in small steps."""
-        return self._heard_at_s is not None and self._loop.time() - self._heard_at_s > self._limit_s
 
     def close(self) -> None:
         """The stream is over."""
