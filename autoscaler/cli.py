@@ -163,6 +163,19 @@ def _run(given: dict[str, Any], *, advise: bool) -> None:
 
 
 @app.command()
+def doctor(
+    policies: Policies,
+    cloud: Annotated[Literal["ec2"], typer.Option(help="What to look at.")] = "ec2",  # noqa: ARG001 - one so far
+    journal: Annotated[Any, typer.Option(parser=_place, metavar="DIR", help="Say also who writes it.")] = None,
+    json_file: Json = None,
+) -> None:
+    """Look whether the cloud can be used: permissions, subnets, types, quotas, reservations, image, clock."""
+    from autoscaler.commands.doctor import doctor_command
+
+    raise typer.Exit(doctor_command(policies, journal, json_file))
+
+
+@app.command()
 def status(journal: Journal, json_file: Json = None) -> None:
     """Where things stand, by the newest records of a journal."""
     from autoscaler.commands.status import status_command
