@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,8 +24,8 @@ from autoscaler.sizing.closed_loop import Law, Load, answer
 from autoscaler.sizing.fit import Point, fit
 
 LEVELS = (1, 2, 4, 8)
-PASSES = 2  # through all levels, up and down, so that what drifts meanwhile does not look like a law
-REQUESTS = 16  # of a level and pass at least; a client sends three at least, of which the first is not counted
+PASSES = 8  # through all levels, up and down, so that what drifts meanwhile does not look like a law
+REQUESTS = 8  # of a level and pass at least; a client sends three at least, of which the first is not counted
 MOST_S = 240.0
 LEVEL_S = MOST_S / (PASSES * len(LEVELS) + 2)
 REQUEST_S = 120.0
@@ -100,14 +101,27 @@ def measure(url: str, model: str, input_tokens: float, output_tokens: float, pri
     prompt, output = max(1, round(cut * input_tokens)), max(2, round(cut * output_tokens))
     levels = asyncio.run(_levels(url.rstrip("/").removesuffix("/v1"), model, prompt, output))
     points = [_point(level) for level in levels]
-    law = fit(points, prior, doubt=DOUBT)
-    others = [fit(points[:at] + points[at + 1 :], prior, doubt=DOUBT) for at in range(len(points))]
+    law = _law(points, prior)
+    others = [_law(points[:at] + points[at + 1 :], prior) for at in range(len(points))]
     return Measurement(
         levels,
         law,
         tuple(answer(law, point.load) for point in points),
         tuple(answer(other, point.load) for other, point in zip(others, points, strict=True)),
     )
+
+
+def _law(points: Sequence[Point], prior: Law) -> Law:
+    """The law that explains the points best, with the requests that it lets run at a time, which no endpoint tells."""
+    slots = sorted({min(level, prior.timing.max_num_seqs) for level in (*LEVELS, prior.timing.max_num_seqs)})
+    laws = [fit(points, replace(prior, timing=replace(prior.timing, max_num_seqs=n)), doubt=DOUBT) for n in slots]
+    return min(reversed(laws), key=lambda law: sum(_miss(law, point) for point in points))
+
+
+def _miss(law: Law, point: Point) -> float:
+    ttft_s, tpot_s = answer(law, point.load)
+    pairs = ((ttft_s, point.ttft_s), (tpot_s, point.tpot_s))
+    return sum(abs(math.log(said / seen)) for said, seen in pairs if seen is not None)
 
 
 def _point(level: Level) -> Point:

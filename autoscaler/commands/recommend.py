@@ -301,6 +301,9 @@ def _measured(given: Given, wanted: Wanted, catalogue: Catalogue) -> tuple[Wante
     name = given.served_model or served_model(given.measure, wanted.model)
     sys.stderr.write(f"measuring {name} at {given.measure}: up to 8 requests at a time, four minutes at most\n")
     found = measure(given.measure, name, wanted.mix.input_tokens, wanted.mix.output_tokens, prior_law(prior))
+    slots = found.law.timing.max_num_seqs
+    if slots < prior.max_num_seqs:
+        sys.stderr.write(f"it runs {slots} requests at a time, and more wait (--max-num-seqs of vLLM); so sized\n")
     levels = tuple(
         MeasuredLevel(
             **asdict(level), predicted_ttft_s=said[0], predicted_tpot_s=said[1], predicted_unseen_tpot_s=unseen[1]

@@ -24,14 +24,15 @@ PRIOR = Timing(a_s=0.03, b_s_per_seq=0.001, c_s_per_ktoken=0.0001, prefill_tps=5
 
 
 class Endpoint(ThreadingHTTPServer):
-    """An OpenAI endpoint whose tokens take STEP_S and STEP_S_PER_SEQ for each request in flight."""
+    """An OpenAI endpoint whose tokens take STEP_S and STEP_S_PER_SEQ for each request in flight, of `slots` at most."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, models: tuple[str, ...], answers: bool) -> None:
+    def __init__(self, models: tuple[str, ...], answers: bool, slots: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.models, self.answers = models, answers
+        self.slots = threading.Semaphore(slots)
         self.lock = threading.Lock()
         self.running = 0
         self.prompts: list[str] = []
@@ -59,6 +60,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.answers:
             self.send_error(503)
             return
+        with self.server.slots:
+            self._answer(asked)
+
+    def _answer(self, asked: dict[str, Any]) -> None:
         with self.server.lock:
             self.server.running += 1
             self.server.prompts.append(asked["prompt"])
@@ -80,8 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def endpoint(*models: str, answers: bool = True) -> Iterator[Endpoint]:
-    server = Endpoint(models, answers)
+def endpoint(*models: str, answers: bool = True, slots: int = 64) -> Iterator[Endpoint]:
+    server = Endpoint(models, answers, slots)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -92,14 +97,15 @@ def endpoint(*models: str, answers: bool = True) -> Iterator[Endpoint]:
         thread.join()
 
 
-def test_clients_find_the_law_of_the_engine_behind_the_endpoint() -> None:
-    with endpoint("m") as server:
+def test_clients_find_the_law_of_the_engine_behind_the_endpoint_and_how_many_it_runs_at_a_time() -> None:
+    with endpoint("m", slots=4) as server:
         found = measure(server.url, "m", 20.0, 5.0, prior_law(PRIOR))
     assert [level.concurrency for level in found.levels] == [1, 2, 4, 8]
-    assert [level.requests for level in found.levels] == [30, 28, 24, 32]
+    assert [level.requests for level in found.levels] == [56, 48, 64, 128]
     assert all(level.failed == 0 and level.output_tokens == 5.0 for level in found.levels)
     assert found.levels[0].tpot_s == pytest.approx(STEP_S + STEP_S_PER_SEQ, rel=0.25)
     assert all(abs(said[1] / level.tpot_s - 1.0) < 0.25 for said, level in zip(found.said, found.levels, strict=True))
+    assert found.law.timing.max_num_seqs == 4
     assert len({prompt.split()[0] for prompt in server.prompts}) == len(server.prompts)  # no prefix cache can help
 
 
@@ -109,8 +115,9 @@ def test_the_command_recommends_from_what_it_measured() -> None:
         more = ["--output-tokens", "4", "--measure", server.url, "--instance-types", "g6.2xlarge", "--fraction", ".9"]
         done = CliRunner().invoke(app, ["recommend", *words, *more])
     assert done.exit_code == 0, done.output
-    assert "8 at a time: 32 requests" in done.stdout
+    assert "8 at a time: 128 requests" in done.stdout
     assert "measured at the endpoint" in done.stdout
+    assert "more wait" not in done.stderr, "it runs all of eight at a time"
 
 
 def test_several_engines_cannot_be_measured_as_one() -> None:
