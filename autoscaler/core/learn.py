@@ -69,6 +69,7 @@ GONE_KEPT_S = 60.0
 
 COOLDOWN_BASE_S = 30.0
 COOLDOWN_CAP_S = 900.0
+NEVER_RUNS = "NeverRuns"  # our word, no code of a cloud
 BREAKER_STRIKES = 3  # launches of a type that never joined, in a row, before the type itself is doubted
 BREAKER_BASE_S = 120.0
 BREAKER_CAP_S = 1800.0
@@ -256,9 +257,20 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
             before = known or _adopted(row, cloud.at_s)
             now = _listed(before, row, nodes, cloud.at_s)
         beliefs = _learn_end(beliefs, before, now, row, cloud.at_s)
+        if _never_runs(beliefs, now, cloud.at_s):
+            beliefs = _cooled(beliefs, now.offering, "no_capacity", NEVER_RUNS, cloud.at_s)
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
             instances[instance_id] = now
     return replace(beliefs, instances=instances)
+
+
+def _never_runs(beliefs: Beliefs, instance: InstanceBelief, at_s: float) -> bool:
+    """Granted, and pending beyond its limit: besides the strike of its type that says something of the pool."""
+    pending = instance.state is InstanceState.PENDING
+    if not pending or at_s - instance.since_s <= coldstart.start_limit_s(beliefs, instance):
+        return False
+    asked = beliefs.offerings.get(instance.offering)
+    return asked is None or asked.cool_until_s <= at_s
 
 
 def _unsettled(intents: dict[str, IntentBelief], cloud: CloudView) -> dict[str, IntentBelief]:
