@@ -85,7 +85,7 @@ def test_prices_of_the_folder_win(tmp_path: Path) -> None:
         ("[g6e.12xlarge, p5.48xlarge]", "[g7e.12xlarge]", ":6: instance_types[0]: g7e.12xlarge has no price"),
         ("market: odcr", "market: spot", ':8: reservations[cr-0a].market: "spot" is not allowed; known: odcr, block'),
         ("id: cr-0b", "id: cr-0a", ":9: reservations[cr-0a].id: cr-0a is given twice; keep one"),
-        ("zone: us-east-1b}", "zone: us-east-1c}", ":9: reservations[cr-0b].zone: us-east-1c has no subnet; did you mean"),
+        ("zone: us-east-1b}", "zone: us-east-1c}", ":9: reservations[cr-0b].zone: us-east-1c has no subnet; did you"),
         ("security_groups: [sg-0a]\n", "", ":1: security_groups: is empty; launches with EFA"),
         ("{instance_type: p5.48xlarge, zone: us-east-1a, pl", "{instance_type: g6.xlarge, zone: us-east-1a, pl",
          ":11: gangs[0].instance_type: g6.xlarge has no EFA; name a type that has"),
