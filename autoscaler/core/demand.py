@@ -27,7 +27,7 @@ from .series import QUANTILES, LongForecast, long_forecast, mix_ahead, rate_befo
 
 QUANTILE: dict[Goal, float] = {"latency": 0.95, "throughput": 0.8, "cost": 0.5}
 FORECAST_QUANTILES = (0.5, 0.8, 0.95)
-TESTED_WINDOWS = 30.0  # realised windows before the long forecaster is believed
+TESTED_WINDOWS = 30.0  # realised windows, none overlapping, before the long forecaster is believed
 BREACH = 0.85  # recent coverage of the .95 quantile below which its band is not believed
 AWAKE = 0.05  # of the mean rate: a silent service whose median forecast is below this sleeps on
 LEAP = 1.5  # times what the last minutes support: growth learnt at a tenth of the load says little of a crowd

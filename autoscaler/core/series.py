@@ -27,8 +27,7 @@ from .model import Idle, Measured, ServiceLoad, Signal
 Floats = npt.NDArray[np.float64]
 
 BIN_S = 60.0
-LEADS_S = (120.0, 300.0, 600.0, 1800.0, 3600.0)
-COMMITMENTS_S = (120.0, 300.0, 600.0, 1800.0, 1800.0)
+LEADS_S = (150.0, 300.0, 600.0, 1200.0, 2400.0)  # each window is an octave: [lead, 2 × lead]
 QUANTILES = (0.5, 0.8, 0.95, 0.99)
 BEFORE_S = 600.0  # what was before an instant is the mean of so long
 SPREAD_S = 300.0  # one observation speaks for the time since the one before, up to this long
@@ -37,7 +36,7 @@ MIX_LEVEL, MIX_TREND, MIX_DAMPING = 0.4, 0.2, 0.9  # per bin of many requests
 MIX_REQUESTS = 60.0  # a bin with so few teaches half as much
 MIX_MOST = 4.0  # a mix is never forecast beyond this many times its level
 
-FORECASTER = Forecaster(BIN_S, LEADS_S, COMMITMENTS_S, QUANTILES)
+FORECASTER = Forecaster(BIN_S, LEADS_S, LEADS_S, QUANTILES)
 
 
 class Arrays(Mapping[str, npt.NDArray[Any]]):
@@ -119,7 +118,8 @@ class SeriesBelief:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongForecast:
     """Quantiles (in `QUANTILES`) of the largest arrival rate in the window of one lead; what `coverage` was of
-    late, over how many realised `windows`; the `mean` rate of about a day.
+    late; how many realised `windows` it was tested on, counting those that do not overlap; the `mean` rate of about a
+    day.
     """
 
     lead_s: float
@@ -242,21 +242,22 @@ def mix_ahead(known: SeriesBelief, service: str, lead_s: float) -> tuple[float, 
 
 
 def long_forecast(known: SeriesBelief, service: str, lead_s: float) -> LongForecast | None:
-    """What the long forecaster says for the lead (the next of `LEADS_S` at or above it); None before a closed bin."""
+    """What the long forecaster says of the window that the end of the lead lies in; None before a closed bin."""
     row = known.row(service)
     if row is None or known.closed == 0:
         return None
-    k = next((k for k, lead in enumerate(LEADS_S) if lead >= lead_s), len(LEADS_S) - 1)
-    rates = np.maximum(0.0, known.state["answer"][row, k])
-    if np.isnan(rates).any():
+    k = max((k for k, begins_s in enumerate(LEADS_S) if begins_s <= lead_s), default=0)
+    rates = np.maximum(0.0, known.state["answer"][row, k]).tolist()
+    if any(rate != rate for rate in rates):
         return None
+    first, last = FORECASTER.windows[k]
     return LongForecast(
         lead_s=LEADS_S[k],
-        commitment_s=COMMITMENTS_S[k],
-        rates=tuple(float(rate) for rate in rates),
+        commitment_s=LEADS_S[k],
+        rates=tuple(rates),
         member=FORECASTER.member(known.state, row, k),
         coverage=float(known.state["covered"][row, k, QUANTILES.index(0.95)]),
-        windows=float(known.state["windows"][row, k]),
+        windows=float(known.state["windows"][row, k]) / (last - first + 1),
         mean=float(known.state["member.mean"][row]),
     )
 

@@ -21,6 +21,7 @@ from tests.scene import CHAT, service, shapes_of, unit
 
 TICK_S = 20.0
 START_S = 1_000_020.0
+TESTED = 660  # ticks after which the long forecast has been tested on enough windows
 
 
 def seen(at_s: float, rps: float | None, tokens: float = 500.0, name: str = CHAT) -> ServiceLoad:
@@ -101,11 +102,12 @@ def test_arrays_that_are_none_are_refused(text: object) -> None:
 
 
 def test_the_short_forecast_speaks_until_the_long_one_has_been_tested() -> None:
-    young, old = played(lambda _: 4.0, 60), played(lambda _: 4.0, 200)
+    young, old = played(lambda _: 4.0, 200), played(lambda _: 4.0, TESTED)
     assert (told(young).member, told(young).coverage, told(young).commitment_s) == ("level_trend", None, 0.0)
     row = told(old)
     assert row.member not in ("level_trend", "widest")
-    assert row.commitment_s == series.COMMITMENTS_S[1]
+    assert row.commitment_s <= row.lead_s < 2 * row.commitment_s, "the window that the end of the lead lies in"
+    assert row.commitment_s in series.LEADS_S
     assert row.coverage == pytest.approx(0.99, abs=0.05)
     rates = dict(row.quantiles)
     assert rates[0.5] == pytest.approx(4.0, rel=0.1)
@@ -113,17 +115,17 @@ def test_the_short_forecast_speaks_until_the_long_one_has_been_tested() -> None:
 
 
 def test_what_lies_above_the_band_is_followed_within_a_tick() -> None:
-    rates = dict(told(played(lambda tick: 4.0 if tick < 201 else 40.0, 203)).quantiles)
+    rates = dict(told(played(lambda tick: 4.0 if tick < TESTED + 1 else 40.0, TESTED + 3)).quantiles)
     assert rates[0.95] > 20.0
 
 
 def test_silence_sleeps_on_although_the_band_would_allow_more() -> None:
-    row = told(played(lambda tick: 4.0 if tick < 200 else 0.0, 400))
+    row = told(played(lambda tick: 4.0 if tick < TESTED else 0.0, TESTED + 200))
     assert row.quantiles == ((0.5, 0.0), (0.8, 0.0), (0.95, 0.0))
 
 
 def test_a_breach_of_coverage_widens_the_band_and_is_said() -> None:
-    calm = played(lambda _: 4.0, 200)
+    calm = played(lambda _: 4.0, TESTED)
     state = dict(calm.series.state)
     state["covered"] = np.full_like(state["covered"], 0.7)
     breached = replace(calm, series=replace(calm.series, state=Arrays(state)))
@@ -133,7 +135,7 @@ def test_a_breach_of_coverage_widens_the_band_and_is_said() -> None:
     assert long is not None
     widest = min(long.rates[3], LEAP * dict(told(played(lambda _: 4.0, 60)).quantiles)[0.95])
     assert dict(row.quantiles)[0.95] == pytest.approx(widest)
-    assert widest > 1.3 * dict(told(calm).quantiles)[0.95]
+    assert widest > 1.1 * dict(told(calm).quantiles)[0.95]
 
 
 def test_longer_contexts_raise_the_mix_before_they_are_all_there() -> None:
