@@ -274,6 +274,7 @@ def recommend(
     output_tokens: Annotated[float | None, typer.Option(metavar="O", help="Mean of an answer.")] = None,
     input_p99: Annotated[float | None, typer.Option(metavar="N", help="99th percentile of prompts.")] = None,
     prefix_share: Annotated[float, typer.Option(metavar="F", help="Part of prompts that the cache holds.")] = 0.0,
+    arrival_cv: Annotated[float | None, typer.Option(metavar="CV", help="Variation of gaps; 1: Poisson.")] = None,
     ttft_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit on the first token.")] = None,
     tpot_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit on each further one.")] = None,
     e2e_s: Annotated[float | None, typer.Option(metavar="SECONDS", help="Limit on the whole answer.")] = None,

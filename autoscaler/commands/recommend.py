@@ -18,8 +18,8 @@ from autoscaler.catalogue import Catalogue, load_catalogue
 from autoscaler.catalogue.model import Precision
 from autoscaler.commands.outcome import OK, BadInput, check_file, check_json, write_json
 from autoscaler.commands.recommend_view import MeasuredLevel, RecommendReport, page, print_report, report_of
-from autoscaler.core.capacity import Mix
-from autoscaler.sizing.candidates import TP, Candidate, Rejected, candidates
+from autoscaler.core.capacity import BURSTS, Mix
+from autoscaler.sizing.candidates import TP, Candidate, Rejected, candidates, published
 from autoscaler.sizing.fit import prior_law
 from autoscaler.sizing.rank import ranked
 from autoscaler.sizing.wanted import Recorded, Wanted, input_spread, recorded
@@ -30,6 +30,7 @@ from serve_apps.timing import Timing
 GOALS = get_args(Goal)
 MARKETS = ("on_demand", "spot", "block")
 MOST_RPS = 1e6
+MOST_CV = 20.0
 FRACTION = 0.99  # of requests inside the limits, unless said otherwise
 
 
@@ -44,6 +45,7 @@ class Given:
     output_tokens: float | None
     input_p99: float | None
     prefix_share: float
+    arrival_cv: float | None
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float | None
@@ -110,7 +112,12 @@ def _wanted(given: Given, catalogue: Catalogue) -> Wanted:
         model=model,
         goal=next(known for known in GOALS if known == goal),
         rps=rps,
-        mix=Mix(input_tokens=input_tokens, output_tokens=output_tokens, input_cv=cv),
+        mix=Mix(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            input_cv=cv,
+            arrival_cv=_or(given.arrival_cv, seen.arrival_cv if seen is not None else None) or 1.0,
+        ),
         input_p99=p99,
         prefix_share=given.prefix_share,
         slo=_slo(given, slo),
@@ -121,13 +128,22 @@ def _wanted(given: Given, catalogue: Catalogue) -> Wanted:
         precisions=_precisions(given.precisions or ("bf16" if given.measure is not None else None)),
         tp=given.tp,
     )
-    longest = catalogue.models[model].max_position
-    if wanted.context_p99 > longest:
-        raise BadInput(
-            f"--input-p99 {p99:,.0f}: with {output_tokens:,.0f} output tokens exceeds {model}'s context of {longest:,} "
-            f"tokens by {wanted.context_p99 - longest:,.0f}; shorten prompts, or take a model with a longer context"
-        )
+    if wanted.context_p99 > catalogue.models[model].max_position:
+        raise BadInput(_too_long(given, wanted, catalogue.models[model].max_position))
     return wanted
+
+
+def _too_long(given: Given, wanted: Wanted, longest: int) -> str:
+    said = f"--input-p99 {wanted.input_p99:,.0f}: with"
+    if given.input_p99 is None:
+        said = (
+            f"--input-tokens {wanted.mix.input_tokens:,.0f}: one prompt in a hundred then has "
+            f"{wanted.input_p99:,.0f} (unless --input-p99 says otherwise), which with"
+        )
+    return (
+        f"{said} {wanted.mix.output_tokens:,.0f} output tokens exceeds {wanted.model}'s context of {longest:,} "
+        f"tokens by {wanted.context_p99 - longest:,.0f}; shorten prompts, or take a model with a longer context"
+    )
 
 
 def _or(typed: float | None, seen: float | None) -> float | None:
@@ -194,6 +210,8 @@ def _numbers(given: Given, rps: float | None, input_tokens: float | None, output
         yield f"--fraction {given.fraction:g}: give a fraction between 0 and 1, as .99"
     if not 0.0 <= given.prefix_share < 1.0:
         yield f"--prefix-share {given.prefix_share:g}: give the shared part of prompts, from 0 to below 1"
+    if given.arrival_cv is not None and not 1.0 <= given.arrival_cv <= MOST_CV:
+        yield f"--arrival-cv {given.arrival_cv:g}: give the gaps' variation, from 1 (Poisson) to {MOST_CV:g}"
     if given.input_p99 is not None and not (input_tokens or 0.0) <= given.input_p99 < math.inf:
         yield f"--input-p99 {given.input_p99:g}: is below the mean of the prompts; give the 99th percentile"
     if given.tp is not None and given.tp not in TP:
@@ -236,7 +254,7 @@ def _feasible(found: Sequence[Candidate | Rejected], wanted: Wanted, catalogue: 
         raise BadInput(_fits_nowhere([row for row in found if isinstance(row, Rejected)], wanted, catalogue))
     able = [row for row in fit if row.floor is None]
     if not able:
-        raise BadInput(_unreachable(fit))
+        raise BadInput(_unreachable(fit, wanted))
     paid = [row for row in able if row.usd_per_h <= wanted.max_usd_per_h]
     if not paid:
         cheapest = min(able, key=lambda row: (row.usd_per_h, row.variant.id))
@@ -254,15 +272,22 @@ def _fits_nowhere(rejected: Sequence[Rejected], wanted: Wanted, catalogue: Catal
         first = rejected[0] if rejected else None
         why = f"{first.variant.id}: {first.why}" if first is not None else "no TP divides its attention heads there"
         return f"--instance-types: none can serve {wanted.model}; {why}"
-    near = min(short, key=lambda row: (row.missing_bytes, row.variant.id))
+    near = min(short, key=lambda row: (_unpublished(row, wanted, catalogue), row.missing_bytes, row.variant.id))
     gb = near.missing_bytes / 1e9
     said = f"--model {wanted.model}: fits on none of these shapes; {near.variant.id} lacks {gb:.1f} GB a node"
     everywhere = replace(wanted, types=tuple(catalogue.instance_types), law=None)
     holders = [row for row in candidates(everywhere, catalogue) if isinstance(row, Candidate)]
     if not holders:
         return f"{said}, and no shape of the catalogue is larger; take a smaller model or more nodes"
-    small = min(holders, key=lambda row: (_memory(row, catalogue), row.price_usd_per_h, row.variant.id))
+    small = min(
+        holders,
+        key=lambda row: (not row.published_weights, _memory(row, catalogue), row.price_usd_per_h, row.variant.id),
+    )
     return f"{said}; the smallest shape that holds it is {small.variant.id}"
+
+
+def _unpublished(row: Rejected, wanted: Wanted, catalogue: Catalogue) -> bool:
+    return not published(wanted.model, row.variant.precision, catalogue)
 
 
 def _memory(row: Candidate, catalogue: Catalogue) -> float:
@@ -271,22 +296,29 @@ def _memory(row: Candidate, catalogue: Catalogue) -> float:
     return gpu.memory_bytes * variant.tp * variant.nodes_per_replica
 
 
-def _unreachable(fit: Sequence[Candidate]) -> str:
-    """Which limit no hardware meets, and the floor of the nearest shape."""
-    rows = [(row.floor, row.variant.id) for row in fit if row.floor is not None]
-    # The floor of times is the least of them; the best fraction of requests inside the limits is the largest.
-    (limit, floor, asked), name = min(
-        rows, key=lambda row: (-row[0][1] if row[0][0] == "fraction" else row[0][1] / row[0][2], row[1])
+def _unreachable(fit: Sequence[Candidate], wanted: Wanted) -> str:
+    """Which limit no hardware meets: with the floor of one request alone, or what part of requests meets all limits."""
+    output = wanted.mix.output_tokens
+    whole = {row.variant.id: row.alone[0] + (output - 1.0) * row.alone[1] for row in fit}
+    limits = (
+        ("--ttft-s", wanted.slo.ttft_s, {row.variant.id: row.alone[0] for row in fit}),
+        ("--tpot-s", wanted.slo.tpot_s, {row.variant.id: row.alone[1] for row in fit}),
+        ("--e2e-s", wanted.slo.e2e_s, whole),
+        ("deadline_s of the policy", wanted.slo.deadline_s, whole),
     )
-    option = f"--{limit.replace('_', '-')}"
-    if limit == "fraction":
-        return (
-            f"{option} {asked:g}: is unreachable; at best {floor:.3f} of requests meet the limits ({name}), "
-            f"because their lengths spread; lower it, or loosen the limits"
-        )
+    for option, limit, floors in limits:
+        floor, name = min((floor, name) for name, floor in floors.items())
+        if limit is not None and floor > limit:
+            return (
+                f"{option} {limit:g}: is unreachable; the physical floor is {floor:.4g} s, on {name} with one "
+                f"request alone; raise the limit above it"
+            )
+    rows = [(row.floor[1], row.floor[0], row.variant.id) for row in fit if row.floor is not None]
+    met, what, name = max(rows, key=lambda row: (row[0] * (row[1] in ("fraction", BURSTS)), row[2]))
+    why = "they come in bursts" if what == BURSTS else "their lengths spread"
     return (
-        f"{option} {asked:g}: is unreachable; the physical floor is {floor:.4g} s, on {name} with one "
-        f"request alone; raise the limit above it"
+        f"--fraction {wanted.slo.fraction:g}: is unreachable; at best {met:.3f} of requests meet the limits ({name}), "
+        f"because {why}; lower it, or loosen the limits"
     )
 
 

@@ -72,6 +72,7 @@ class RecommendReport(BaseModel):
     model: str
     goal: str
     rps: float
+    arrival_cv: float
     region: str
     shapes_considered: int
     feasible: int
@@ -96,6 +97,7 @@ def report_of(
         model=wanted.model,
         goal=wanted.goal,
         rps=wanted.rps,
+        arrival_cv=wanted.mix.arrival_cv,
         region=wanted.region,
         shapes_considered=considered,
         feasible=len(rows),

@@ -15,7 +15,7 @@ from autoscaler.catalogue import Catalogue, one_shape, sync_share
 from autoscaler.catalogue.model import WEIGHT_BYTES, Precision
 from autoscaler.core.beliefs import EMPTY
 from autoscaler.core.calibrate import timing_for
-from autoscaler.core.capacity import KV_FILL, Capacity, capacity
+from autoscaler.core.capacity import KV_FILL, Capacity, capacity_at
 from autoscaler.core.coldstart import boot_s, load_s
 from autoscaler.core.model import Shape
 from autoscaler.core.reasons import ReasonCode
@@ -33,7 +33,10 @@ NETWORK_BINDS = 0.5  # of a step in exchanges between GPUs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One shape, sized. `ttft_s` and `tpot_s` are means at the planned load, `floor` a limit it misses even alone."""
+    """One shape, sized. `ttft_s` and `tpot_s` are means at the planned load, `alone` those of one request alone.
+
+    `floor` is (limit, what is met at best, what was asked) where the limits cannot be met.
+    """
 
     variant: Variant
     shape: Shape
@@ -54,6 +57,7 @@ class Candidate:
     tpot_s: float
     e2e_s: float
     floor: tuple[str, float, float] | None
+    alone: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ def price_usd_per_h(instance_type: str, wanted: Wanted, catalogue: Catalogue) ->
 def _sized(variant: Variant, shape: Shape, price: tuple[str, float], wanted: Wanted, catalogue: Catalogue) -> Candidate:
     timing = timing_for(EMPTY, shape)
     timing = replace(timing, prefill_tps=timing.prefill_tps / (1.0 - wanted.prefix_share))
-    found, replicas = _replicas(timing, wanted)
+    found = capacity_at(timing, wanted.mix, wanted.slo, wanted.goal, wanted.rps)
+    replicas = max(1, math.ceil(wanted.rps / found.rps))
     gpus = catalogue.instance_types[variant.instance_type].gpus
     on_one = gpus // variant.tp if variant.nodes_per_replica == 1 else 1
     instances = math.ceil(replicas / on_one) * variant.nodes_per_replica
@@ -135,13 +140,11 @@ def _sized(variant: Variant, shape: Shape, price: tuple[str, float], wanted: Wan
     batch = _mean_batch(timing, wanted, each_rps)
     ttft_s, tpot_s = _means(timing, wanted, each_rps, batch)
     mix = wanted.mix
-    native = ("fp4",) if NATIVE_FP4 in wanted.model else ()
-    published = variant.precision in (*catalogue.models[wanted.model].weights_gb, *native)
     sync = sync_share(wanted.model, variant, timing.a_s + timing.b_s_per_seq * batch, catalogue)
     return Candidate(
         variant=variant,
         shape=shape,
-        published_weights=published,
+        published_weights=published(wanted.model, variant.precision, catalogue),
         market=price[0],
         price_usd_per_h=price[1],
         capacity_rps=found.rps,
@@ -158,18 +161,14 @@ def _sized(variant: Variant, shape: Shape, price: tuple[str, float], wanted: Wan
         tpot_s=tpot_s,
         e2e_s=ttft_s + (mix.output_tokens - 1.0) * tpot_s,
         floor=_floor(found),
+        alone=_means(timing, wanted, 0.0, 1.0),
     )
 
 
-def _replicas(timing: Timing, wanted: Wanted) -> tuple[Capacity, int]:
-    """Planned load of a replica among those that the rate needs, and their number: a larger pool is steadier."""
-    found = capacity(timing, wanted.mix, wanted.slo, wanted.goal)
-    count = max(1, math.ceil(wanted.rps / found.rps))
-    if count > 1:
-        pooled = capacity(timing, wanted.mix, wanted.slo, wanted.goal, pool=count)
-        fewer = max(1, math.ceil(wanted.rps / pooled.rps))
-        found, count = (pooled, fewer) if fewer <= count else (found, count)
-    return found, count
+def published(model: str, precision: Precision, catalogue: Catalogue) -> bool:
+    """Whether somebody publishes the model's weights in this precision."""
+    native = ("fp4",) if NATIVE_FP4 in model else ()
+    return precision in (*catalogue.models[model].weights_gb, *native)
 
 
 def _resident(wanted: Wanted) -> float:

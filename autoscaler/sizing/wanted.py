@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from autoscaler.catalogue.model import Precision
+from autoscaler.core.bursts import POISSON, observe
 from autoscaler.core.capacity import INPUT_CV, Mix
 from autoscaler.core.events import Configured, Observed, Record
 from autoscaler.core.model import Measured, Missing, ServiceLoad
@@ -58,12 +59,13 @@ def input_spread(mean: float, p99: float | None) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a journal says of one service: its policy entry, and the traffic it saw."""
+    """What a journal says of one service: its policy entry, and the traffic it saw, with the variation of its gaps."""
 
     service: Service
     rps: float
     input_tokens: float
     output_tokens: float
+    arrival_cv: float
     ticks: int
 
 
@@ -74,25 +76,38 @@ def recorded(records: Iterable[Record], service: str | None) -> Recorded | str:
     do not count.
     """
     known: dict[str, Service] = {}
-    loads: dict[str, list[ServiceLoad]] = {}
+    loads: dict[str, list[tuple[float, ServiceLoad]]] = {}
     for record in records:
         event = record.event
         if isinstance(event, Configured):
             known |= {key: entry for key, _, entry in event.policy.services()}
         if isinstance(event, Observed) and not isinstance(event.observation.loads, Missing):
             for load in event.observation.loads:
-                loads.setdefault(load.service, []).append(load)
+                loads.setdefault(load.service, []).append((event.at_s, load))
     names = ", ".join(sorted(known)) or "none"
     if service is None and len(known) != 1:
         return f"holds several services; say --service, one of {names}"
     key = service if service is not None else next(iter(known))
     if key not in known:
         return f"holds no service {key}; it has {names}"
-    rows = [row for load in loads.get(key, []) if (row := _rates(load)) is not None]
+    rows = [row for _, load in loads.get(key, []) if (row := _rates(load)) is not None]
     if not sum(row[0] for row in rows):
         return f"saw no traffic of {key}; give --rps, --input-tokens and --output-tokens"
     arrived, prefill, decode = (sum(row[at] for row in rows) for at in range(3))
-    return Recorded(known[key], _quantile([row[0] for row in rows]), prefill / arrived, decode / arrived, len(rows))
+    rps, cv = _quantile([row[0] for row in rows]), _arrival_cv(loads[key])
+    return Recorded(known[key], rps, prefill / arrived, decode / arrived, cv, len(rows))
+
+
+def _arrival_cv(loads: Sequence[tuple[float, ServiceLoad]]) -> float:
+    """As the controller follows it (`core.bursts`)."""
+    known = POISSON
+    seen: list[tuple[float, float]] = []
+    for at_s, load in loads:
+        if not isinstance(load.arrival_rps, Missing):
+            rps = load.arrival_rps.value if isinstance(load.arrival_rps, Measured) else 0.0
+            known = observe(known, seen[-2:], at_s, rps)
+            seen.append((at_s, rps))
+    return known.arrival_cv
 
 
 def _rates(load: ServiceLoad) -> tuple[float, float, float] | None:

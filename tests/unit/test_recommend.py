@@ -9,6 +9,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -244,6 +245,11 @@ REFUSED = {
     "fits nowhere": ({"model": "meta-llama/Meta-Llama-3.1-405B", "instance_types": "g6.xlarge", "precisions": "bf16"}, "--model meta-llama/Meta-Llama-3.1-405B: fits on none of these shapes; g6-xlarge-tp1-bf16 lacks 794.2 GB a node; the smallest shape that holds it is "),
     "floor of the first token": ({"ttft_s": "0.0001"}, "--ttft-s 0.0001: is unreachable; the physical floor is "),
     "floor of a token": ({"tpot_s": "0.0001"}, "--tpot-s 0.0001: is unreachable; the physical floor is "),
+    "floor of the first token, which a prefill alone takes": ({"ttft_s": "0.001"}, "--ttft-s 0.001: is unreachable; the physical floor is "),
+    "bursts": ({"arrival_cv": "20", "rps": "0.1", "ttft_s": "0.5", "instance_types": "g6e.xlarge", "precisions": "bf16"}, "because they come in bursts; lower it"),
+    "too regular": ({"arrival_cv": "0.5"}, "--arrival-cv 0.5: give the gaps' variation, from 1"),
+    "mean prompts": ({"input_tokens": "100000"}, "--input-tokens 100,000: one prompt in a hundred then has 338,070"),
+    "published weights first": ({"model": "meta-llama/Meta-Llama-3.1-405B", "instance_types": "g6.xlarge"}, "g6-xlarge-tp1-fp8 lacks "),
     "too dear": ({"max_usd_per_h": "0.1"}, "--max-usd-per-h 0.1: the cheapest that serves it is "),
     "journal of nothing": ({"from_journal": "/nonexistent"}, "no journal here"),
     "service alone": ({"service": "a/b"}, "--service: is of a journal"),
@@ -292,7 +298,21 @@ def test_a_journal_gives_traffic_model_and_limits(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["recommend", "--from-journal", str(folder), "--json", out])
     assert done.exit_code == 0, done.output
     report = json.loads(Path(out).read_text())
-    assert (report["model"], report["goal"], report["rps"]) == (LLAMA_8B, "latency", 95.0)
+    assert (report["model"], report["goal"], report["rps"], report["arrival_cv"]) == (LLAMA_8B, "latency", 95.0, 1.0)
+
+
+def test_a_journal_gives_the_variation_of_arrivals_and_more_of_it_takes_more(tmp_path: Path) -> None:
+    counts = np.random.default_rng(1).poisson(0.625, 200) * 16.0  # 10 a second, in groups of sixteen
+    folder, out = journal(tmp_path / "j", tuple(counts)), str(tmp_path / "r.json")
+    words = ["recommend", "--from-journal", str(folder), "--instance-types", "g6e.xlarge", "--tpot-s", ".06"]
+    found = {}
+    for cv in ([], ["--arrival-cv", "1"]):
+        done = CliRunner().invoke(app, [*words, *cv, "--rps", "20", "--json", out])
+        assert done.exit_code == 0, done.output
+        report = json.loads(Path(out).read_text())
+        found[round(report["arrival_cv"])] = report["ranked"][0]["utilisation"]
+    assert sorted(found) == [1, 4]
+    assert found[4] > found[1]
 
 
 def test_a_journal_without_traffic_or_that_service_is_refused(tmp_path: Path) -> None:
