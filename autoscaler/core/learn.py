@@ -250,6 +250,8 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
     instances: dict[str, InstanceBelief] = {}
     for instance_id in sorted(listed.keys() | beliefs.instances.keys()):
         row, known = listed.get(instance_id), beliefs.instances.get(instance_id)
+        if known is None and row is not None and row.state == "terminated":
+            continue  # EC2 lists what has ended for an hour: its end was learnt from long ago
         if row is None:
             assert known is not None
             before, now = known, _unlisted(known, cloud.at_s)
