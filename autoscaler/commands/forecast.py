@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from autoscaler.commands.outcome import OK, BadInput, check_file, check_json, write_json
+from autoscaler.commands.outcome import OK, BadInput, check_apart, check_file, check_json, write_json
 from forecasting.backtest import Cell, cells, predict, with_points
 from forecasting.model import Forecaster
 from forecasting.series import MOST_PROBLEMS, Row, Series, regular
@@ -87,9 +87,11 @@ class ForecastReport(BaseModel):
 def forecast_command(given: Given) -> int:
     """Runs `qm forecast`; returns the exit code. Raises BadInput for anything that cannot be used."""
     check_json(given.json_file)
-    for option, path in (("--predictions", given.predictions), ("--html", given.html)):
+    written = {"--predictions": given.predictions, "--html": given.html}
+    for option, path in written.items():
         if path is not None:
             check_file(option, path)
+    check_apart([given.csv_file], written | {"--json": given.json_file})
     leads = _leads(given.lead_s)
     if not (given.commitment_s >= 0.0 and given.season_s > 0.0 and math.isfinite(given.commitment_s + given.season_s)):
         raise BadInput("--commitment-s and --season-s: give finite seconds, the season above 0")

@@ -169,6 +169,21 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+@pytest.mark.parametrize("option", ["--predictions", "--html", "--json"])
+def test_what_is_read_is_not_written(write: Callable[..., Path], option: str) -> None:
+    path = write(*rows(10))
+    before = path.read_bytes()
+    complaint = f"{option} {path}: is what the run reads; give it a file of its own\n"
+    assert qm(path, "--column", "load", option, path) == (2, "", complaint)
+    assert path.read_bytes() == before
+
+
+def test_two_outputs_are_two_files(write: Callable[..., Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    complaint = f"--html {out}: is what --predictions writes too; give it a file of its own\n"
+    assert qm(write(*rows(10)), "--column", "load", "--predictions", out, "--html", out) == (2, "", complaint)
+
+
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_bad_options_are_named(write: Callable[..., Path], name: str) -> None:
     words, complaint = OPTIONS[name]
