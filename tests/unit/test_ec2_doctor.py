@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,17 +46,18 @@ def sound(**changes: Any) -> Region:
     return region(**(rows | changes))
 
 
+@cache
+def with_quotas(name: str) -> Any:
+    return replace(clients(name), quotas=client("service-quotas", name))
+
+
 @contextmanager
 def examined(
     east: Region | None = None, offers: tuple[OfferConfig, ...] = OFFERS, **changes: Any
 ) -> Iterator[tuple[Ec2Rig, Doctor]]:
     config: dict[str, Any] = {"launch_template": "qm-node"} | changes
     with ec2(east or sound(), region(WEST), offers=offers, **config) as rig:
-
-        def connect(name: str) -> Any:
-            return replace(clients(name), quotas=client("service-quotas", name))
-
-        doctor = Doctor(rig.cloud._config, rig.clock.now_s, connect)
+        doctor = Doctor(rig.cloud._config, rig.clock.now_s, with_quotas)
         yield rig, doctor
         doctor.close()
 
