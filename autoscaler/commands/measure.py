@@ -11,7 +11,7 @@ import ipaddress
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
@@ -24,8 +24,9 @@ from autoscaler.sizing.closed_loop import Law, Load, answer
 from autoscaler.sizing.fit import Point, fit
 
 LEVELS = (1, 2, 4, 8)
-PASSES = 8  # through all levels, up and down, so that what drifts meanwhile does not look like a law
-REQUESTS = 8  # of a level and pass at least; a client sends three at least, of which the first is not counted
+PASSES = 12  # through all levels, up and down, so that what drifts meanwhile does not look like a law
+REQUESTS = 6  # of a level and pass at least; a client sends three at least, of which the first is not counted
+POLISHES = 10
 MOST_S = 240.0
 LEVEL_S = MOST_S / (PASSES * len(LEVELS) + 2)
 REQUEST_S = 120.0
@@ -46,7 +47,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What `concurrency` clients saw: medians over their requests, and the mean lengths the endpoint counted."""
+    """What `concurrency` clients saw in the typical pass, and the mean lengths the endpoint counted."""
 
     concurrency: int
     requests: int
@@ -92,14 +93,16 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def measure(url: str, model: str, input_tokens: float, output_tokens: float, prior: Law) -> Measurement:
+def measure(
+    url: str, model: str, input_tokens: float, output_tokens: float, prior: Law, passes: int = PASSES
+) -> Measurement:
     """Levels 1 to 8, and the law they say. Raises BadInput when the endpoint does not answer as OpenAI's would.
 
     Lengths above 512 tokens are cut to that, in proportion; the law extrapolates. Takes four minutes at most.
     """
     cut = min(1.0, MOST_TOKENS / max(input_tokens, output_tokens))
     prompt, output = max(1, round(cut * input_tokens)), max(2, round(cut * output_tokens))
-    levels = asyncio.run(_levels(url.rstrip("/").removesuffix("/v1"), model, prompt, output))
+    levels = asyncio.run(_levels(url.rstrip("/").removesuffix("/v1"), model, prompt, output, passes))
     points = [_point(level) for level in levels]
     law = _law(points, prior)
     others = [_law(points[:at] + points[at + 1 :], prior) for at in range(len(points))]
@@ -129,9 +132,9 @@ def _point(level: Level) -> Point:
     return Point(load, level.ttft_s, level.tpot_s)
 
 
-async def _levels(url: str, model: str, prompt: int, output: int) -> tuple[Level, ...]:
+async def _levels(url: str, model: str, prompt: int, output: int, passes: int) -> tuple[Level, ...]:
     """Each level's requests of all passes. What time does not suffice for is left out, larger levels first."""
-    seen: dict[int, list[Answered]] = {}
+    seen: dict[tuple[int, int], list[Answered]] = {}
     errors: dict[int, list[str]] = {}
     ends_s = time.monotonic() + MOST_S
     async with httpx.AsyncClient(
@@ -140,17 +143,16 @@ async def _levels(url: str, model: str, prompt: int, output: int) -> tuple[Level
         try:
             async with asyncio.timeout(MOST_S):
                 words = await _words(client, model, prompt, output)
-                for turn in range(PASSES):
+                for turn in range(passes):
                     for level in LEVELS if turn % 2 == 0 else LEVELS[::-1]:
                         if time.monotonic() > ends_s - LEVEL_S:
                             break
                         answers, failed = await _level(client, model, words, output, level, turn)
-                        seen.setdefault(level, []).extend(answers)
+                        seen[level, turn] = answers
                         errors.setdefault(level, []).extend(failed)
         except TimeoutError:
             pass
-    levels = [_summary(level, seen[level], errors[level]) for level in sorted(seen)]
-    found = tuple(level for level in levels if level is not None)
+    found = _summaries(seen, errors)
     if not found:
         first = next((text for texts in errors.values() for text in texts), f"no whole answer within {MOST_S:g} s")
         raise BadInput(f"--measure {url}: gives no answer to measure ({first[:200]}); check URL and --model")
@@ -195,19 +197,40 @@ async def _level(
     return answers, errors
 
 
-def _summary(concurrency: int, answers: Sequence[Answered], errors: Sequence[str]) -> Level | None:
-    speeds = [seen.tpot_s for seen in answers if seen.tpot_s]
-    if not speeds:
-        return None
-    return Level(
-        concurrency,
-        len(answers),
-        len(errors),
-        mean(seen.input_tokens for seen in answers),
-        mean(seen.output_tokens for seen in answers),
-        median(seen.ttft_s for seen in answers),
-        median(speeds),
-    )
+def _summaries(
+    seen: Mapping[tuple[int, int], Sequence[Answered]], errors: Mapping[int, Sequence[str]]
+) -> tuple[Level, ...]:
+    """Every level that gave an answer, from the answers by level and pass."""
+    timed = {key: [one for one in answers if one.tpot_s] for key, answers in seen.items()}
+    timed = {key: answers for key, answers in timed.items() if answers}
+    ttfts = polished({key: median(one.ttft_s for one in answers) for key, answers in timed.items()})
+    tpots = polished({key: median(one.tpot_s or 0.0 for one in answers) for key, answers in timed.items()})
+    found = []
+    for level in sorted(tpots):
+        answers = [one for (concurrency, _), rows in timed.items() if concurrency == level for one in rows]
+        inputs, outputs = mean(one.input_tokens for one in answers), mean(one.output_tokens for one in answers)
+        found.append(
+            Level(level, len(answers), len(errors.get(level, ())), inputs, outputs, ttfts[level], tpots[level])
+        )
+    return tuple(found)
+
+
+def polished(values: Mapping[tuple[int, int], float]) -> dict[int, float]:
+    """What each level takes in the typical pass, from positive values by (level, pass): Tukey's median polish in logs.
+
+    What all levels of a pass have in common, as the load of the machine's other work, is the pass's and no level's.
+    """
+    left = {key: math.log(value) for key, value in values.items()}
+    level_of, pass_of = ({key[at]: 0.0 for key in left} for at in (0, 1))
+    for _ in range(POLISHES):
+        for at, effects in ((1, pass_of), (0, level_of)):
+            for name in effects:
+                alike = [key for key in left if key[at] == name]
+                step = median(left[key] for key in alike)
+                effects[name] += step
+                left |= {key: left[key] - step for key in alike}
+    typical = median(pass_of.values()) if pass_of else 0.0
+    return {level: math.exp(effect + typical) for level, effect in level_of.items()}
 
 
 def _text(tokens: int, name: str) -> str:

@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from autoscaler.cli import app
-from autoscaler.commands.measure import check_url, measure, served_model
+from autoscaler.commands.measure import check_url, measure, polished, served_model
 from autoscaler.commands.outcome import BadInput
 from autoscaler.sizing.fit import prior_law
 from serve_apps.timing import Timing
 
-STEP_S, STEP_S_PER_SEQ, PREFILL_S = 0.008, 0.001, 0.01
+STEP_S, STEP_S_PER_SEQ, PREFILL_S = 0.006, 0.001, 0.008
 PRIOR = Timing(a_s=0.03, b_s_per_seq=0.001, c_s_per_ktoken=0.0001, prefill_tps=5000.0)
 
 
@@ -99,9 +100,9 @@ def endpoint(*models: str, answers: bool = True, slots: int = 64) -> Iterator[En
 
 def test_clients_find_the_law_of_the_engine_behind_the_endpoint_and_how_many_it_runs_at_a_time() -> None:
     with endpoint("m", slots=4) as server:
-        found = measure(server.url, "m", 20.0, 5.0, prior_law(PRIOR))
+        found = measure(server.url, "m", 20.0, 5.0, prior_law(PRIOR), passes=4)
     assert [level.concurrency for level in found.levels] == [1, 2, 4, 8]
-    assert [level.requests for level in found.levels] == [56, 48, 64, 128]
+    assert [level.requests for level in found.levels] == [20, 16, 32, 64]
     assert all(level.failed == 0 and level.output_tokens == 5.0 for level in found.levels)
     assert found.levels[0].tpot_s == pytest.approx(STEP_S + STEP_S_PER_SEQ, rel=0.25)
     assert all(abs(said[1] / level.tpot_s - 1.0) < 0.25 for said, level in zip(found.said, found.levels, strict=True))
@@ -109,13 +110,33 @@ def test_clients_find_the_law_of_the_engine_behind_the_endpoint_and_how_many_it_
     assert len({prompt.split()[0] for prompt in server.prompts}) == len(server.prompts)  # no prefix cache can help
 
 
+def test_a_neighbours_load_is_the_passes_and_no_levels() -> None:
+    rng = np.random.default_rng(1)
+    slow = np.where(rng.random(12) < 0.4, 2.2, 1.0)  # whole passes, and some odd levels of others besides
+    table = {
+        (level, turn): (0.005 + 0.001 * level)
+        * slow[turn]
+        * (2.0 if rng.random() < 0.1 else 1.0)
+        * rng.normal(1.0, 0.02)
+        for level in (1, 2, 4, 8)
+        for turn in range(12)
+        if (level, turn) != (8, 11)  # time ran out
+    }
+    found = polished(table)
+    assert {level: found[level] / found[1] for level in found} == pytest.approx(
+        {1: 1.0, 2: 7 / 6, 4: 9 / 6, 8: 13 / 6}, rel=0.04
+    )
+    assert found[1] == pytest.approx(0.006, rel=0.04), "as in the typical pass"
+    assert polished({}) == {}
+
+
 def test_the_command_recommends_from_what_it_measured() -> None:
     with endpoint("own-name") as server:
         words = ["--model", "quartermaster/sim-llama", "--goal", "cost", "--rps", "3", "--input-tokens", "20"]
-        more = ["--output-tokens", "4", "--measure", server.url, "--instance-types", "g6.2xlarge", "--fraction", ".9"]
+        more = ["--output-tokens", "2", "--measure", server.url, "--instance-types", "g6.2xlarge", "--fraction", ".9"]
         done = CliRunner().invoke(app, ["recommend", *words, *more])
     assert done.exit_code == 0, done.output
-    assert "8 at a time: 128 requests" in done.stdout
+    assert "8 at a time: 192 requests" in done.stdout
     assert "measured at the endpoint" in done.stdout
     assert "more wait" not in done.stderr, "it runs all of eight at a time"
 
