@@ -8,6 +8,7 @@ TORCH := torch==2.13.0+cpu
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PROMETHEUS := build/prometheus/usr/bin
+BENCH ?=
 
 # One process each, two at a time, the longest first: Ray and Serve keep a cluster's handles for the life of a process.
 LIVE := $(patsubst %,tests/live/test_%_live.py,up controller_death llm ray_serve configs serve_policy gateway apply)
@@ -69,13 +70,13 @@ $(PROMETHEUS)/prometheus:
 	@test -x $@
 
 # Takes about an hour; killed and started again, the scoreboard goes on where it was. `make scoreboard` then writes what
-# was measured into docs/ and README.
+# was measured into docs/ and README; `make scoreboard BENCH='--older --results DIR'` passes options on.
 proof: install
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
-	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html
+	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html $(BENCH)
 
 scoreboard: install
-	$(BIN)/qm bench --suite public --publish .
+	$(BIN)/qm bench --suite public --publish . $(BENCH)
 
 # torchvision, torchaudio, torchcodec and triton: see the head of requirements.lock.
 lock:

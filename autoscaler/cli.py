@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from autoscaler.commands.interrupt import Interrupted, interruptible
 from autoscaler.ownership import check_ownership
 
 
@@ -80,7 +81,12 @@ app = typer.Typer(
 def main() -> None:
     """Entry point of `qm`."""
     check_ownership()
-    app()
+    try:
+        with interruptible():
+            app()
+    except Interrupted as stop:
+        typer.echo(str(stop), err=True)
+        raise SystemExit(stop.code) from None
 
 
 @app.callback()
@@ -411,12 +417,17 @@ def bench_suite(
     context: typer.Context,
     suite: Annotated[Literal["public", "full"], typer.Option(help="Which shipped scenarios.")] = "public",
     scenarios: Annotated[str | None, typer.Option(metavar="A,B", help="These names or files instead.")] = None,
-    controllers: Annotated[str, typer.Option(metavar="A,B|all", help="Ours, oracles, peers, static.")] = "all",
+    controllers: Annotated[
+        str, typer.Option(metavar="A,B", help="Names, or all, own (ours and the oracles), peers (with static).")
+    ] = "all",
     seeds: Annotated[str, typer.Option(metavar="FROM:TO", help="Seeds, the last not included.")] = "0:10",
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 2,
     results: Annotated[
         Path, typer.Option(metavar="DIR", help="Keeps each run's result, so that a killed bench goes on.")
     ] = Path("build/bench"),
+    older: Annotated[
+        bool, typer.Option("--older", help="Where this version of the code has no result, take another's.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Attainment against cost, as a page.")] = None,
     publish: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write docs/scoreboard.* and README's table there.")

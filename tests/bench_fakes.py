@@ -79,14 +79,14 @@ def world(job: Job) -> Outcome:
     if job.controller == "static":
         got = {key: min(1.0, 0.1 * count) for key, count in job.counts}
         cost_usd = 10.0 * sum(count for _, count in job.counts)
-        return Outcome(report=reported(job.scenario, "static", job.seed, got, cost_usd), wall_s=1.0)
+        return Outcome(report=reported(job.scenario, "static", job.seed, got, cost_usd), cpu_s=1.0)
     if job.controller in ("ours", "oracle-demand", "oracle-supply"):
         top = 0.97 if job.knob is None else job.knob
         usd = 100.0 if job.knob is None else 1000.0 * (job.knob - 0.87)
     else:
         knob = job.knob or 1.0
         top, usd = min(0.96, 0.9 + 0.02 * knob), 60.0 + 30.0 * knob
-    return Outcome(report=report(job.scenario, job.controller, job.seed, top, shift * usd), wall_s=1.0)
+    return Outcome(report=report(job.scenario, job.controller, job.seed, top, shift * usd), cpu_s=1.0)
 
 
 def world_with_a_cheap_peer(job: Job) -> Outcome:
@@ -107,6 +107,18 @@ def world_that_fails(job: Job) -> Outcome:
     """As `world`, but one run of HPA fails."""
     if job.controller == "hpa" and job.seed == 1:
         return Outcome(error="ValueError: nonsense")
+    return world(job)
+
+
+def only_ours(job: Job) -> Outcome:
+    """As `world`, for ours and the bounds; nothing else may be run."""
+    return world(job) if job.controller in ("ours", "lb1") else nowhere(job)
+
+
+def world_killed_at_2(job: Job) -> Outcome:
+    """As `world`, until the seed 2."""
+    if job.seed == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
     return world(job)
 
 

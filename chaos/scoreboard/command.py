@@ -6,14 +6,18 @@ run; bad input leaves as BadInput or a `Problems`.
 
 from __future__ import annotations
 
+import fcntl
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from autoscaler.commands.interrupt import interrupted
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_file, check_json, write_json
 from chaos.demand import TraceProblems
 from chaos.pools import check_supply
@@ -24,7 +28,7 @@ from policies.problems import suggestion
 from .figures import Row, Scoreboard
 from .jobs import Store
 from .page import publish
-from .plan import CONTROLLERS, Asked, measure
+from .plan import CONTROLLERS, GROUPS, Asked, measure
 from .pool import Pool
 
 FULL_ONLY = ("week_full",)
@@ -43,6 +47,7 @@ class Given:
     seeds: str = "0:10"
     jobs: int = 2
     results: Path = Path("build/bench")
+    older: bool = False
     html: Path | None = None
     publish: Path | None = None
     json_file: str | None = None
@@ -54,8 +59,10 @@ def bench_command(given: Given) -> int:
     for note in notes:
         Console(stderr=True).print(note, highlight=False)
     began_s = time.perf_counter()
-    pool = Pool(Store(given.results), given.jobs)
-    board = measure(asked, pool)
+    pool = Pool(Store(given.results, given.older), given.jobs)
+    kept = f"finished runs are kept in {given.results}; the same command goes on there"
+    with _alone(given.results), interrupted(kept):
+        board = measure(asked, pool)
     if given.json_file is not None:
         write_json(given.json_file, board.model_dump_json(indent=1).encode())
     if given.html is not None:
@@ -69,6 +76,20 @@ def bench_command(given: Given) -> int:
     return VIOLATED if board.failures or board.violations else OK
 
 
+@contextmanager
+def _alone(results: Path) -> Iterator[None]:
+    """Two benches in one folder would do everything twice. Raises BadInput when another one is at work there."""
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BadInput(
+                f"--results {results}: another qm bench is at work there; wait for it, or give a folder of its own"
+            ) from error
+        yield
+
+
 def _checked(given: Given) -> tuple[Asked, tuple[str, ...]]:
     """What to measure, and what there is to say before. Raises BadInput or a scenario's Problems."""
     check_json(given.json_file)
@@ -80,10 +101,10 @@ def _checked(given: Given) -> tuple[Asked, tuple[str, ...]]:
     if given.publish is not None and not (given.publish / "README.md").is_file():
         problems.append(f"--publish {given.publish}: holds no README.md; give the folder of the repository")
     names = _scenarios(given)
-    controllers = CONTROLLERS if given.controllers == "all" else _words(given.controllers)
+    controllers = tuple(dict.fromkeys(one for name in _words(given.controllers) for one in GROUPS.get(name, (name,))))
     for name in controllers:
         if name not in CONTROLLERS:
-            known = suggestion(name, CONTROLLERS)
+            known = suggestion(name, (*CONTROLLERS, *GROUPS))
             problems.append(f"--controllers {name}: is no controller of the scoreboard; {known}")
     if not controllers or not names:
         problems.append("--controllers and --scenarios: name at least one each")
@@ -148,14 +169,17 @@ def _show(board: Scoreboard, wall_s: float, pool: Pool) -> None:
         console.print(
             f"  VIOLATED {broken.scenario} {broken.controller} seed {broken.seed}: {broken.count} × {broken.kind}"
         )
-    dearest = ", ".join(f"{who} {seconds:.0f} s" for who, seconds in list(board.spent_s.items())[:6])
+    whole_s = sum(board.spent_s.values())
     ran = len(pool.outcomes) - pool.reused
     console.print(
-        f"  {len(pool.outcomes)} runs, {pool.reused} kept from before, {ran} now in {wall_s:.0f} s: {dearest}"
+        f"  {len(pool.outcomes)} runs: {whole_s:,.0f} core-s, {whole_s / 120.0:.0f} min on 2 cores. {ran} of them now: "
+        f"{whole_s - pool.reused_cpu_s:,.0f} core-s in {wall_s / 60.0:.1f} min; {pool.reused} kept from before"
     )
-    slow = sorted(pool.run_s.items(), key=lambda pair: -pair[1])[:5]
-    if slow:
-        console.print("  dearest: " + ", ".join(f"{where} {who} {seconds:.0f} s" for (where, who), seconds in slow))
+    if board.older:
+        console.print(f"  {board.older} of them were made by another version of the code (--older)")
+    console.print("  by controller: " + ", ".join(f"{who} {spent:,.0f} s" for who, spent in board.spent_s.items()))
+    slow = sorted(pool.outcomes.items(), key=lambda pair: -pair[1].cpu_s)[:5]
+    console.print("  dearest runs: " + ", ".join(f"{one.scenario} {one.controller} {o.cpu_s:.0f} s" for one, o in slow))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

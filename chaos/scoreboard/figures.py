@@ -115,7 +115,9 @@ class Broken(_Part):
 
 
 class Scoreboard(_Part):
-    """Everything `qm bench` measured. `spent_s`: seconds of one core by controller, of runs that were not kept."""
+    """Everything `qm bench` measured. `spent_s`: seconds of one core by controller, whenever the run was made; `older`:
+    runs that another version of the code made.
+    """
 
     seeds: tuple[int, ...]
     sweep_seeds: tuple[int, ...]
@@ -126,6 +128,7 @@ class Scoreboard(_Part):
     failures: tuple[Failure, ...]
     violations: tuple[Broken, ...]
     spent_s: dict[str, float]
+    older: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -75,7 +75,7 @@ def _how(board: Scoreboard) -> str:
         f" within the objective, else the one that attains most, chosen on {len(board.sweep_seeds)} other seeds."
         " LB1 is a proven lower bound on cost at the controller's own attainment."
         " A peer dominates when it attains at least as much at 0.98 of the cost or less."
-    )
+    ) + (f" {board.older} runs were made by an earlier version of the code." if board.older else "")
 
 
 def _own(row: Row) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ SWEEP_SEEDS = 2
 ORACLES = ("oracle-demand", "oracle-supply")
 PEER_NAMES = tuple(name for name in KNOBS if name != STATIC)
 CONTROLLERS = (OURS, *ORACLES, *PEER_NAMES, STATIC)
+GROUPS = {"all": CONTROLLERS, "peers": (*PEER_NAMES, STATIC), "own": (OURS, *ORACLES)}
 
 Key = tuple[str, str, float | None]  # scenario, controller, knob
 
@@ -99,6 +100,7 @@ def measure(asked: Asked, pool: Pool) -> Scoreboard:
         failures=tuple(_failures(pool)),
         violations=tuple(_violations(pool)),
         spent_s=_spent(pool),
+        older=sum(outcome.older for outcome in pool.outcomes.values()),
     )
 
 
@@ -280,8 +282,8 @@ def _plain(job: Job) -> tuple[str, str, float, int, Count]:
 def _spent(pool: Pool) -> dict[str, float]:
     """Seconds by controller, the dearest first."""
     sums: dict[str, float] = {}
-    for (_, who), seconds in sorted(pool.run_s.items()):
-        sums[who] = sums.get(who, 0.0) + seconds
+    for job, outcome in pool.outcomes.items():
+        sums[job.controller] = sums.get(job.controller, 0.0) + outcome.cpu_s
     return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
 
 

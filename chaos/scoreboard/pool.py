@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -27,14 +28,14 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass
 class Pool:
-    """Runs jobs by `work`. `outcomes`: everything so far; `run_s`: seconds of this time, by scenario and controller."""
+    """Runs jobs by `work`. `outcomes`: everything so far; `reused` of them were kept, and had taken `reused_cpu_s`."""
 
     store: Store
     processes: int
     work: Callable[[Job], Outcome] = run
     outcomes: dict[Job, Outcome] = field(default_factory=dict)
-    run_s: dict[tuple[str, str], float] = field(default_factory=dict)
     reused: int = 0
+    reused_cpu_s: float = 0.0
 
     def do(self, what: str, jobs: Iterable[Job]) -> dict[Job, Outcome]:
         """The outcome of every job, in order; each is run at most once, whatever was asked before."""
@@ -51,13 +52,12 @@ class Pool:
             return False
         self.outcomes[job] = outcome
         self.reused += 1
+        self.reused_cpu_s += outcome.cpu_s
         return True
 
     def _finish(self, job: Job, outcome: Outcome, bar: _Bar) -> None:
         self.outcomes[job] = outcome
         self.store.put(job, outcome)
-        key = (job.scenario, job.controller)
-        self.run_s[key] = self.run_s.get(key, 0.0) + outcome.wall_s
         bar.done(1, f"{job.scenario} {job.controller}")
 
     def _run(self, todo: list[Job], bar: _Bar) -> None:
@@ -97,7 +97,10 @@ class Pool:
 
 
 def _end_with_parent() -> None:
-    """In a worker: leave when the bench was killed, which a worker that waits for work would never notice."""
+    """In a worker: leave when the bench was killed, which a worker that waits for work would never notice. The
+    terminal's interrupt is the bench's to act on.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
     def follow() -> None:
@@ -116,6 +119,10 @@ def _executor(processes: int) -> Iterator[ProcessPoolExecutor]:
     executor = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
     try:
         yield executor
+    except BaseException:  # told to stop: what runs is not waited for, it may take minutes
+        for process in list(executor._processes.values()):
+            process.terminate()
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
         for name, value in before.items():

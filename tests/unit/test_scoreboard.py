@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
+from autoscaler.commands.outcome import BadInput
 from chaos.bounds.static import Search, Trial
-from chaos.scoreboard import jobs
+from chaos.scoreboard import command, jobs
 from chaos.scoreboard.figures import Point, Scoreboard, Series, as_cheap, as_good, best_knob, claim, dominates, interval
 from chaos.scoreboard.jobs import Job, Store, digest
 from chaos.scoreboard.plan import FRACTIONS, MULTIPLIERS, Asked, measure
@@ -144,9 +146,8 @@ def test_our_curve_answers_the_best_peer() -> None:
 
 def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     first = board(folder=tmp_path)
-    again = board("nowhere", tmp_path)
-    assert again == replace_spent(first)
-    assert again.spent_s == {}
+    assert board("nowhere", tmp_path) == first
+    assert first.spent_s["ours"] > first.spent_s["static"] > 0.0
 
 
 @pytest.mark.parametrize("damage", ["", "[1]", '{"report": ', '{"report": null}'])
@@ -154,12 +155,7 @@ def test_a_damaged_result_is_made_again(tmp_path: Path, damage: str) -> None:
     first = board(folder=tmp_path)
     for path in tmp_path.iterdir():
         path.write_text(damage, encoding="utf-8")
-    assert replace_spent(board(folder=tmp_path)) == replace_spent(first)
-
-
-def replace_spent(found: Scoreboard) -> Scoreboard:
-    """Without what it took."""
-    return found.model_copy(update={"spent_s": {}})
+    assert board(folder=tmp_path) == first
 
 
 def test_a_failed_run_is_reported_and_its_row_left_out() -> None:
@@ -227,13 +223,54 @@ def test_a_result_is_kept_under_everything_it_depends_on(tmp_path: Path) -> None
 
 
 def test_a_peers_results_do_not_depend_on_our_controller_but_on_the_world_and_the_capacity_model() -> None:
-    theirs, ours, bound = (
-        {path.relative_to(jobs.ROOT).as_posix() for path in jobs._sources(who)} for who in ("hpa", "ours", "lb1")
-    )
-    assert "autoscaler/core/decide.py" in ours - theirs
-    assert {"autoscaler/core/capacity.py", "chaos/world/world.py", "chaos/peers/pairs.py"} <= theirs & ours
+    theirs, ours, bound = (jobs._sources(who) for who in ("hpa", "ours", "lb1"))
+    assert {"autoscaler/core/decide.py", "autoscaler/loop.py", "forecasting/model.py"} <= ours - theirs
+    assert {"chaos/peers/pairs.py", "chaos/peers/ray_serve.py"} <= theirs - ours
+    assert {"autoscaler/core/capacity.py", "chaos/world/world.py", "serve_apps/timing.py"} <= theirs & ours
     assert "chaos/bounds/lower.py" in bound - ours
-    assert not any(name.startswith("chaos/scoreboard") for name in theirs | ours | bound)
+    unused = ("chaos/live/", "chaos/ec2_server/", "autoscaler/commands/", "serve_apps/gateway/", "chaos/scoreboard/")
+    assert not any(path.startswith(unused) for path in theirs | ours | bound)
+
+
+def test_results_of_another_version_count_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when all peers were run at one commit and ours at a later one."""
+    board(folder=tmp_path)
+    version = jobs._code
+    monkeypatch.setattr(jobs, "_code", lambda who: version(who) if who == "ours" else f"later{version(who)}")
+    assert pool(tmp_path).store.get(Job("three_units", "hpa", 1.0, 0)) is None
+    merged = measure(ASKED, Pool(Store(tmp_path, older=True), 1, bench_fakes.only_ours))
+    first = board(folder=None)
+    assert (merged.rows, merged.claims) == (first.rows, first.claims)
+    assert merged.older > 0
+
+
+def test_a_bench_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Killed by -9 in its third run: two are kept whole, and only the others are made by the next."""
+    asked = [Job("calm", "hpa", None, seed) for seed in range(4)]
+    code = (
+        "from tests.unit.test_scoreboard import Job, Path, pool\n"
+        f"pool(Path({str(tmp_path)!r}), 'world_killed_at_2').do('runs', {asked!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=jobs.ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    kept = Store(tmp_path)
+    assert [kept.get(job) is not None for job in asked] == [True, True, False, False]
+    again = pool(tmp_path)
+    assert all(outcome.report for outcome in again.do("runs", asked).values())
+    assert again.reused == 2
+
+
+def test_two_benches_in_one_folder_are_one_too_many(tmp_path: Path) -> None:
+    with (
+        command._alone(tmp_path),
+        pytest.raises(BadInput, match="another qm bench is at work there; wait for it, or give a folder"),
+        command._alone(tmp_path),
+    ):
+        pytest.fail("both are at work")
+    with command._alone(tmp_path):
+        pass
 
 
 # ---- the search for a static plan -----------------------------------------------------------------------------------
