@@ -59,7 +59,7 @@ def region(name: str = EAST, **changes: Any) -> Region:
         "types": {BIG: 48, HUGE: 192},
         "pools": {Pool(BIG, A): 3, Pool(BIG, B): 9, Pool(BIG, A, "spot"): 2},
         "subnets": {"subnet-a": (A, 200), "subnet-b": (B, 200)},
-        "templates": {"qm": {"ImageId": "ami-1"}},
+        "templates": {"nodes": {"ImageId": "ami-1"}},
         "boot_s": 0.2,
         "stopping_s": 0.2,
     }
@@ -122,7 +122,7 @@ def ec2(
     clock = clock or VirtualClock()
     names = {each.name: each for each in regions or (region(),)}
     server = Ec2Server(Account(names), clock.now_s)
-    rows = {"cluster": "test", "region": EAST, "launch_template": "qm", "offerings": offers}
+    rows = {"cluster": "test", "region": EAST, "launch_template": "nodes", "offerings": offers}
     config = Ec2Config.model_validate(rows | {"sweep_regions": tuple(name for name in names if name != EAST)} | changes)
     if wire == "socket":
         door().core = server

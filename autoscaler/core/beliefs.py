@@ -21,7 +21,10 @@ from .series import SeriesBelief
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferingBelief:
-    """Memory of one offering's answers. It is not asked again before `cool_until_s`."""
+    """Memory of one offering's answers. It is not asked again before `cool_until_s`.
+
+    `taken` counts its instances that were taken away young, one after the other, the last at `taken_at_s`.
+    """
 
     refusals_in_row: int = 0
     cool_until_s: float = 0.0
@@ -29,6 +32,8 @@ class OfferingBelief:
     last_refused_at_s: float = 0.0
     granted: int = 0
     refused: int = 0
+    taken: int = 0
+    taken_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

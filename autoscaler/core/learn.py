@@ -70,6 +70,13 @@ GONE_KEPT_S = 60.0
 COOLDOWN_BASE_S = 30.0
 COOLDOWN_CAP_S = 900.0
 NEVER_RUNS = "NeverRuns"  # our word, no code of a cloud
+YOUNG_S = 1800.0  # an instance that is taken away younger than this was hardly worth its boot
+TAKEN_IN_ROW_S = 7200.0
+TAKEN_MARKETS = ("spot", "interruptible")
+TAKE_TOGETHER_S = 60.0
+TAKEN_FREE = 1  # once is weather
+TAKEN_BASE_S = 240.0
+TAKEN_CAP_S = 3600.0
 BREAKER_STRIKES = 3  # launches of a type that never joined, in a row, before the type itself is doubted
 BREAKER_BASE_S = 120.0
 BREAKER_CAP_S = 1800.0
@@ -261,6 +268,8 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
         beliefs = _learn_end(beliefs, before, now, row, cloud.at_s)
         if _never_runs(beliefs, now, cloud.at_s):
             beliefs = _cooled(beliefs, now.offering, "no_capacity", NEVER_RUNS, cloud.at_s)
+        if now.reclaim_at_s is not None and before.reclaim_at_s is None:
+            beliefs = _taken(beliefs, now, cloud.at_s)
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
             instances[instance_id] = now
     return replace(beliefs, instances=instances)
@@ -273,6 +282,23 @@ def _never_runs(beliefs: Beliefs, instance: InstanceBelief, at_s: float) -> bool
         return False
     asked = beliefs.offerings.get(instance.offering)
     return asked is None or asked.cool_until_s <= at_s
+
+
+def _taken(beliefs: Beliefs, instance: InstanceBelief, at_s: float) -> Beliefs:
+    """Notice for an instance. A spot pool that takes what it gave again and again is left alone, longer each time."""
+    offer = beliefs.offers.get(instance.offering)
+    if offer is None or offer.market not in TAKEN_MARKETS or at_s - instance.launched_at_s > YOUNG_S:
+        return beliefs
+    offerings = dict(beliefs.offerings)
+    for name in _fails_together(beliefs, instance.offering, "no_capacity"):
+        known = offerings.get(name, OfferingBelief())
+        if known.taken and at_s - known.taken_at_s < TAKE_TOGETHER_S:
+            continue  # several at once are one event
+        taken = known.taken + 1 if at_s - known.taken_at_s < TAKEN_IN_ROW_S else 1
+        rest_s = min(TAKEN_BASE_S * 2.0 ** (taken - TAKEN_FREE - 1), TAKEN_CAP_S) if taken > TAKEN_FREE else 0.0
+        until_s = max(known.cool_until_s, at_s + rest_s) if rest_s else known.cool_until_s
+        offerings[name] = replace(known, taken=taken, taken_at_s=at_s, cool_until_s=until_s)
+    return replace(beliefs, offerings=offerings)
 
 
 def _unsettled(intents: dict[str, IntentBelief], cloud: CloudView) -> dict[str, IntentBelief]:

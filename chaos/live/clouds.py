@@ -197,7 +197,7 @@ class Ec2Part:
         return Ec2Weather(self.place)
 
     def _subnets(self) -> dict[str, str]:
-        zones = sorted({str(row["zone"]) for row in self.place.offerings} | {row["zone"] for row in self.reservations})
+        zones = sorted({str(row["zone"]) for row in (*self.place.offerings, *self.blocks)})
         return {zone: f"subnet-{number:08x}" for number, zone in enumerate(zones, start=1)}
 
     def _file(self) -> dict[str, Any]:
