@@ -1,13 +1,16 @@
-"""Optional: a node that speaks for itself. Reports its phase, any reclaim notice and its progress to the board.
+"""Optional: a node that speaks for itself. Reports its phase, notices, its GPUs' faults and its progress to the board.
 
     python -m serve_apps.node_agent --instance-id i-0abc --phase joined [--notice-file /run/notice.json]
+    python -m serve_apps.node_agent --instance-id i-0abc --imds --gpus --heartbeat /run/quartermaster/heartbeat
 
 Run it beside a raylet where the cloud's own listing carries no notices (EC2 tells a spot instance only through its
 metadata service). The notice comes from a file ``{"reclaim_at_s": <UTC seconds>}``, or with ``--imds`` from EC2's
-``spot/instance-action``. Progress is the bytes that the machine has received and read: they grow while the weights of a
-model come in, and the controller waits longer for a load that gets on than for one that stands still. It costs a Ray
-driver process of about 100 MB; the local cloud lists notices itself and needs none. It may not act on a notice: a
-drain is the controller's decision.
+metadata service: a spot interruption, or maintenance that is near; a rebalance recommendation is passed on as a detail.
+``--gpus`` watches the GPUs (`gpu_health`). The heartbeat file is touched whenever the board took a report, so that the
+machine itself can tell that it hears nothing of its cluster any more. Progress is the bytes that the machine has
+received and read: they grow while the weights of a model come in, and the controller waits longer for a load that gets
+on than for one that stands still. It costs a Ray driver process of about 100 MB; the local cloud lists notices itself
+and needs none. It may not act on a notice: a drain is the controller's decision.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from serve_apps.gpu_health import Health, Watch
 from serve_apps.wire import NodeReport, encode
 
 EVERY_S = 1.0
@@ -30,6 +35,9 @@ PROC = Path("/proc")
 STEP_BYTES = 64e6  # of progress: what a node says stays the same while it does nothing
 IMDS_URL = "http://169.254.169.254/latest"
 IMDS_TIMEOUT_S = 1.0
+TOKEN_S = 600.0
+PLANNED_EVERY_S = 30.0
+MAINTENANCE_AHEAD_S = 3600.0  # announced days ahead; a node is given up an hour before
 Phase = Literal["booting", "joined", "draining"]
 
 
@@ -45,23 +53,62 @@ def from_file(path: Path) -> float | None:
         raise ValueError(f'{path}: not a notice ({error!r}); write {{"reclaim_at_s": <UTC seconds>}}') from None
 
 
-def from_imds(url: str = IMDS_URL) -> float | None:
-    """Instant at which EC2 takes this spot instance away, or None. Raises httpx.HTTPError, ValueError or KeyError."""
-    import httpx
+class Imds:
+    """EC2's metadata service. `details` is what it says that is no notice. Raises httpx.HTTPError, ValueError and
+    KeyError.
+    """
 
-    ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-    token = httpx.put(f"{url}/api/token", headers=ttl, timeout=IMDS_TIMEOUT_S).raise_for_status().text
-    headers = {"X-aws-ec2-metadata-token": token}
-    answer = httpx.get(f"{url}/meta-data/spot/instance-action", headers=headers, timeout=IMDS_TIMEOUT_S)
-    if answer.status_code == 404:  # no notice
-        return None
-    return datetime.fromisoformat(answer.raise_for_status().json()["time"]).timestamp()
+    def __init__(self, url: str = IMDS_URL, clock_s: Callable[[], float] = time.time) -> None:
+        self._url, self._clock_s = url, clock_s
+        self._token, self._token_at_s = "", float("-inf")
+        self._planned_at_s = float("-inf")
+        self._maintenance_at_s: float | None = None
+        self.details = ""
+
+    def __call__(self) -> float | None:
+        """Instant at which EC2 takes this instance away, or None."""
+        now_s = self._clock_s()
+        if now_s - self._planned_at_s > PLANNED_EVERY_S:
+            self._look_ahead()
+            self._planned_at_s = now_s
+        action = self._get("spot/instance-action")
+        notices = [datetime.fromisoformat(json.loads(action)["time"]).timestamp()] if action else []
+        if self._maintenance_at_s is not None and self._maintenance_at_s - now_s < MAINTENANCE_AHEAD_S:
+            notices.append(self._maintenance_at_s)
+        return min(notices) if notices else None
+
+    def _look_ahead(self) -> None:
+        rebalance = self._get("events/recommendations/rebalance")
+        self.details = f"rebalance recommended at {json.loads(rebalance)['noticeTime']}" if rebalance else ""
+        events = json.loads(self._get("events/maintenance/scheduled") or "[]")
+        begins = [_maintenance_s(event["NotBefore"]) for event in events if event.get("State") == "active"]
+        self._maintenance_at_s = min(begins) if begins else None
+
+    def _get(self, path: str) -> str:
+        """What lies at `path` below meta-data; empty when nothing does."""
+        import httpx
+
+        now_s = self._clock_s()
+        if now_s - self._token_at_s > TOKEN_S / 2.0:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": f"{TOKEN_S:.0f}"}
+            reply = httpx.put(f"{self._url}/api/token", headers=ttl, timeout=IMDS_TIMEOUT_S).raise_for_status()
+            self._token, self._token_at_s = reply.text, now_s
+        headers = {"X-aws-ec2-metadata-token": self._token}
+        answer = httpx.get(f"{self._url}/meta-data/{path}", headers=headers, timeout=IMDS_TIMEOUT_S)
+        if answer.status_code == 404:
+            return ""
+        return answer.raise_for_status().text
+
+
+def _maintenance_s(text: str) -> float:
+    """An instant as maintenance events give it: ``21 Jan 2026 09:00:43 GMT``."""
+    return parsedate_to_datetime(text).timestamp()
 
 
 def source(notice_file: Path | None, *, imds: bool) -> Callable[[], float | None]:
     """Where to look for a notice."""
     if imds:
-        return from_imds
+        return Imds()
     return (lambda: None) if notice_file is None else partial(from_file, notice_file)
 
 
@@ -78,25 +125,40 @@ def moved_bytes(proc: Path = PROC) -> float | None:
 
 
 def report(
-    instance_id: str, phase: Phase, notice: Callable[[], float | None], now_s: float, known_s: float | None
+    instance_id: str,
+    phase: Phase,
+    notice: Callable[[], float | None],
+    now_s: float,
+    known_s: float | None,
+    health: Health | None = None,
 ) -> NodeReport:
     """What to say now. A notice once seen stands, and a source that fails is said in `detail`, never hidden."""
-    detail = ""
+    details = [health.detail if health else ""]
     try:
         known_s = notice() or known_s
+        details.append(str(getattr(notice, "details", "")))
     except Exception as error:
-        detail = f"notice: {error}"
+        details.append(f"notice: {error}")
     return NodeReport(
         instance_id=instance_id,
         phase="draining" if known_s is not None else phase,
         sent_at_s=now_s,
         reclaim_at_s=known_s,
-        detail=detail,
+        fault=health.fault if health else "",
+        detail="; ".join(filter(None, details)),
         progress_bytes=moved_bytes(),
     )
 
 
-def run(instance_id: str, phase: Phase, notice: Callable[[], float | None], *, rounds: int | None = None) -> None:
+def run(
+    instance_id: str,
+    phase: Phase,
+    notice: Callable[[], float | None],
+    *,
+    rounds: int | None = None,
+    watch: Watch | None = None,
+    heartbeat: Path | None = None,
+) -> None:
     """Report every second, for ever or `rounds` times. The caller is connected to Ray."""
     import ray
 
@@ -105,11 +167,13 @@ def run(instance_id: str, phase: Phase, notice: Callable[[], float | None], *, r
     known_s: float | None = None
     board: Any = None
     while rounds is None or rounds > 0:
-        said = report(instance_id, phase, notice, time.time(), known_s)
+        said = report(instance_id, phase, notice, time.time(), known_s, watch.health if watch else None)
         known_s = said.reclaim_at_s
         try:
             board = board or get_board(create=True)
             ray.get(board.note.remote(encode(said)), timeout=BOARD_TIMEOUT_S)
+            if heartbeat is not None:
+                heartbeat.touch()
         except Exception as error:
             board = None
             print(f"node_agent: the board did not take the report: {error}", file=sys.stderr)
@@ -126,6 +190,8 @@ def main(arguments: list[str] | None = None) -> None:
     notices = parser.add_mutually_exclusive_group()
     notices.add_argument("--notice-file", type=Path, help='a file {"reclaim_at_s": <UTC seconds>}, there or not yet')
     notices.add_argument("--imds", action="store_true", help="ask EC2's metadata service")
+    parser.add_argument("--gpus", action="store_true", help="watch the GPUs for faults")
+    parser.add_argument("--heartbeat", type=Path, help="touch this file whenever the cluster was heard of")
     options = parser.parse_args(arguments)
 
     import ray
@@ -134,7 +200,11 @@ def main(arguments: list[str] | None = None) -> None:
         ray.init(options.address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except ConnectionError as error:
         parser.error(f"--address {options.address}: no Ray cluster there ({error}); start the node first")
-    run(options.instance_id, options.phase, source(options.notice_file, imds=options.imds))
+    watch = Watch() if options.gpus else None
+    if watch is not None:
+        watch.start()
+    notice = source(options.notice_file, imds=options.imds)
+    run(options.instance_id, options.phase, notice, watch=watch, heartbeat=options.heartbeat)
 
 
 if __name__ == "__main__":
