@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,6 +310,17 @@ def test_a_price_is_that_of_its_region_market_and_day(tmp_path: Path) -> None:
     changed = load_catalogue(folder(tmp_path, prices=own)).price("p5.48xlarge", "us-east-1", "on_demand")
     assert changed is not None
     assert changed.usd_per_h == 40.0
+
+
+def test_the_files_that_the_docs_show_are_files(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    shown = dict(re.findall(r"```yaml\n# catalogue/(\w+)\.yaml\n(.*?)```", text, re.DOTALL))
+    assert sorted(shown) == ["models", "performance", "prices"]
+    loaded = load_catalogue(folder(tmp_path, **shown))
+    assert loaded.measurement("corp/own-8b", "l40s", 1, "bf16") is not None
+    price = loaded.price("p5.48xlarge", "us-east-1", "on_demand")
+    assert price is not None
+    assert price.usd_per_h == 41.0
 
 
 def test_today_s_us_east_1_prices_are_the_types_own() -> None:
