@@ -147,7 +147,8 @@ BURSTS = "bursts"  # what makes an SLO unreachable: company too large, which a l
 
 def _made(load: _Load, batch: float, slots: int, pool: int, reasons: tuple[Reason, ...]) -> Capacity:
     rps = SAFETY * min(load.rate(batch), MOST_LOAD * load.rate(slots))
-    figure = why(ReasonCode.CAPACITY_PER_REPLICA, rps=rps, slots=slots, batch=batch, pool=pool)
+    numbers = {"rps": rps, "slots": slots, "batch": batch, "pool": pool, "arrival_cv": load.mix.arrival_cv}
+    figure = why(ReasonCode.CAPACITY_PER_REPLICA, **numbers)
     return Capacity(rps=rps, batch=slots, reasons=(figure, *reasons))
 
 

@@ -21,11 +21,11 @@ class ReasonCode(StrEnum):
     COVERAGE_BREACH = "coverage_breach"  # coverage, wanted
     NO_HISTORY = "no_history"  # samples
     METRICS_MISSING = "metrics_missing"  # held_replicas
-    CAPACITY_PER_REPLICA = "capacity_per_replica"  # rps, batch, utilisation
+    CAPACITY_PER_REPLICA = "capacity_per_replica"  # rps, slots, batch, pool, arrival_cv
     CALIBRATED = "calibrated"  # width, ticks, and the factor of each constant
     DRIFTED = "drifted"  # ratio, at_s
     SLOW_NODE = "slow_node"  # ratio, rps
-    UNREACHABLE_SLO = "unreachable_slo"  # floor_s, limit_s
+    UNREACHABLE_SLO = "unreachable_slo"  # floor_s, limit_s; or floor, limit of a fraction
     LOADING_PROTECTED = "loading_protected"  # loading, age_s
     LOAD_EXPIRED = "load_expired"  # age_s, limit_s
     MIN_REPLICAS = "min_replicas"  # floor
