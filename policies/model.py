@@ -16,6 +16,7 @@ Sacrifice = Literal["queue", "shed", "smaller_variant", "overflow"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=40)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Replicas = Annotated[int, Field(ge=0, le=10_000)]
+Loan = bool | Annotated[int, Field(ge=0)]  # whether, or at most so many GPUs
 PositiveSeconds = Annotated[float, Field(gt=0.0)]
 
 
@@ -122,8 +123,8 @@ class Unit(Strict):
     budget_usd_per_h: Annotated[float, Field(gt=0.0)] | None = None
     budget_usd_per_month: Annotated[float, Field(gt=0.0)] | None = None
     quota_gpus: Annotated[int, Field(ge=0)] | None = None
-    lends: bool = True
-    borrows: bool = True
+    lends: Loan = True
+    borrows: Loan = True
     api_keys: tuple[ApiKey, ...] = ()
     services: tuple[Service, ...]
 

@@ -157,6 +157,15 @@ class Pace(NamedTuple):
     slow: bool
 
 
+class Spend(NamedTuple):
+    """What a unit has spent in `month` (like ``2026-12``) up to `at_s`, and what it spends an hour since then."""
+
+    month: str
+    usd: float
+    usd_per_h: float
+    at_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
     """Everything `decide` may know besides the observation and the policy. Lead samples are seconds, newest last."""
@@ -181,6 +190,7 @@ class Beliefs:
     turn: int = 0  # which part of a large fleet is read next
     forecasts: dict[str, Forecast] = field(default_factory=dict)  # by service
     series: SeriesBelief = field(default_factory=SeriesBelief)
+    spent: dict[str, Spend] = field(default_factory=dict)  # by unit with a monthly budget
     last_plan: Plan | None = None
 
 

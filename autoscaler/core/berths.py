@@ -1,6 +1,6 @@
-"""The pieces of a placement: ways to serve, instances with room, seats on them, and what a unit may still take.
+"""The pieces of a placement: ways to serve, instances with room, and seats on them.
 
-May not do I/O or read a clock. `Berth`, `Purse` and `Need` change while one plan is made and live no longer than that.
+May not do I/O or read a clock. `Berth` and `Need` change while one plan is made and live no longer than that.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
-from policies.model import Service, Unit
+from policies.model import Service
 from serve_apps.wire import app_name
 
 from .capacity import Capacity
 from .model import Demand, Offering, Shape
 from .reasons import Reason, ReasonCode, why
+from .shares import More, Purse, make_room
 
 CLOSING_S = 2400.0  # a Capacity Block takes no new work from 40 minutes before its end
 SUNK = frozenset({"odcr", "block"})  # paid for whether used or not
@@ -28,6 +29,7 @@ class Option:
     shape: Shape
     capacity: Capacity
     lead_s: float = 0.0  # boot + load, at P90
+    tier: int = 0  # variants of a later tier are a sacrifice: for when those of earlier ones cannot be had
     app: str = field(init=False)  # the Serve application of this variant
 
     def __post_init__(self) -> None:
@@ -88,26 +90,7 @@ class Seat:
         return all(berth.offering.market not in PREEMPTIBLE for berth in self.berths)
 
 
-@dataclass(slots=True, kw_only=True)
-class Purse:
-    """What a unit may still take in this plan. None means no limit."""
-
-    unit: Unit
-    gpus: int = 0
-    usd_per_h: float = 0.0
-
-    def refusal(self, gpus: int, usd_per_h: float) -> Reason | None:
-        """The limit that one more replica would break, if any."""
-        quota, budget = self.unit.quota_gpus, self.unit.budget_usd_per_h
-        if quota is not None and self.gpus + gpus > quota:
-            return why(ReasonCode.QUOTA_GPUS, self.unit.unit, quota_gpus=quota, wanted_gpus=self.gpus + gpus)
-        if budget is not None and self.usd_per_h + usd_per_h > budget:
-            planned = self.usd_per_h + usd_per_h
-            return why(ReasonCode.BUDGET, self.unit.unit, budget_usd_per_h=budget, planned_usd_per_h=planned)
-        return None
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Need:
     """One service's demand while it is being placed."""
 
@@ -119,11 +102,23 @@ class Need:
     rps: float = 0.0
     steady: int = 0  # replicas on markets that are not taken back
     reasons: list[Reason] = field(default_factory=list)
+    queue_s: float = 0.0  # how long its requests may wait before a smaller variant is used
+    using: tuple[Option, ...] = ()  # what its next replicas may be
+    claims: bool = True  # False for what is more than its demand: that takes nothing of others
+
+    def __post_init__(self) -> None:
+        self.using = self.using or self.options
+        self.purse.needs.append(self)
 
     @property
     def replicas(self) -> int:
         """Replicas that have a place."""
         return len(self.seats)
+
+    @property
+    def floor(self) -> int:
+        """Replicas that the policy wants whatever the load."""
+        return 0 if self.entry.scale_to_zero else self.entry.min_replicas
 
     def missing(self, option: Option, spare: float = 0.0) -> int:
         """Replicas of `option` still needed, within the policy's bounds, for `spare` times more than the demand."""
@@ -131,6 +126,10 @@ class Need:
         by_rate = ceil(max(0.0, wanted_rps - self.rps) / option.capacity.rps - 1e-9)
         wanted = max(by_rate, self.demand.replicas_floor - self.replicas)
         return max(0, min(wanted, self.entry.max_replicas - self.replicas))
+
+    def up_to(self, tier: int) -> tuple[Option, ...]:
+        """The options of a tier and all before it."""
+        return tuple(option for option in self.options if option.tier <= tier)
 
     @property
     def short(self) -> bool:
@@ -148,18 +147,25 @@ class Need:
         )
 
     def give(self, option: Option, berths: tuple[Berth, ...]) -> bool:
-        """Seat one replica there; False (with the reason noted) when a limit of its unit forbids it."""
+        """Seat one replica there; False (with the reason noted) when a limit of its unit forbids it and nobody gives
+        way.
+        """
         seat = Seat(option=option, berths=berths)
-        refusal = self.purse.refusal(option.shape.gpus * len(berths), seat.usd_per_h)
-        if refusal is not None:
+        more = More(option.shape.gpus * len(berths), seat.usd_per_h, floor=self.replicas < self.floor)
+        refusal = self.purse.refusal(more)
+        if refusal is not None and not (self.claims and make_room(self, more)):
             self.note(refusal)
             return False
-        self.seats.append(seat)
-        self._count(seat, 1)
+        self.put_back(seat)
         for berth in berths:
             if berth.pace > 1.0:
                 self.note(why(ReasonCode.SLOW_NODE, berth.instance_id, ratio=berth.pace, rps=seat.rps))
         return True
+
+    def put_back(self, seat: Seat) -> None:
+        """Seat it without asking for any limit."""
+        self.seats.append(seat)
+        self._count(seat, 1)
 
     def take_back(self, seat: Seat) -> None:
         """Undo one `give`."""

@@ -46,13 +46,26 @@ def _bounds(plan: Plan, policy: PolicySet) -> Iterator[str]:
 
 
 def _quotas(plan: Plan, policy: PolicySet, beliefs: Beliefs) -> Iterator[str]:
+    """No unit beyond its share and what it may borrow; and nobody borrows what no other unit lends."""
     gpus = {(s.service, s.variant): s.gpus * s.nodes for s in beliefs.shapes}
     used: Counter[str] = Counter()
     for target in plan.targets:
         used[target.service.split("/")[0]] += target.wanted * gpus.get((target.service, target.variant), 0)
+    over = {unit.unit: used[unit.unit] - unit.quota_gpus for unit in policy.units if unit.quota_gpus is not None}
+    lent = borrowed = 0
     for unit in policy.units:
-        if unit.quota_gpus is not None and used[unit.unit] > unit.quota_gpus:
-            yield f"unit {unit.unit}: {used[unit.unit]} GPUs wanted, quota_gpus is {unit.quota_gpus}"
+        beyond = over.get(unit.unit, 0)
+        lent += max(0, min(-beyond, _most(unit.lends, -beyond)))
+        borrowed += max(0, beyond)
+    for unit in policy.units:
+        beyond = over.get(unit.unit, 0)
+        if beyond > min(_most(unit.borrows, beyond), beyond if borrowed <= lent else 0):
+            limits = f"quota_gpus is {unit.quota_gpus}, all units borrow {borrowed} and lend {lent}"
+            yield f"unit {unit.unit}: {used[unit.unit]} GPUs wanted, {limits}"
+
+
+def _most(allowed: bool | int, all_of_it: int) -> int:
+    return (all_of_it if allowed else 0) if isinstance(allowed, bool) else allowed
 
 
 def _launches(plan: Plan, beliefs: Beliefs) -> Iterator[str]:
@@ -122,7 +135,7 @@ def _blindness(plan: Plan, observation: Observation, policy: PolicySet, beliefs:
             yield f"{key}: reduced from {now[key]} to {wanted[key]} while blind ({blind})"
 
 
-_LIMITS = frozenset({"preempted", "quota_gpus", "budget"})
+_LIMITS = frozenset({"preempted", "quota_gpus", "budget", "budget_month"})
 
 
 def _reasons(plan: Plan) -> Iterator[str]:

@@ -13,7 +13,7 @@ from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
 
 from .beliefs import Beliefs, InstanceBelief, ServiceBelief
-from .berths import Berth, Need, Option, Purse
+from .berths import Berth, Need, Option
 from .calibrate import reasons_for, slow_instances, timing_for
 from .capacity import Capacity, capacity_at, mix_or_prior
 from .coldstart import boot_s, load_s, protected, start_limit_s, stuck, waited_s
@@ -21,9 +21,12 @@ from .demand import demands, mix
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
 from .place import Order, open_for_work, place
+from .publish import queue_timeout_s
 from .publish import to_message as to_message
 from .reasons import ReasonCode, why
 from .release import Presence, drains, terminates
+from .shares import Purse, Tree
+from .spend import pace_usd_per_h
 
 
 def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s: float, plan_id: str) -> Plan:
@@ -38,7 +41,7 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
     presence = Presence.of(serving)
     asked = demands(policy, beliefs, presence.by_service(), now_s)
     asked = tuple(protected(demand, serving, beliefs, now_s) for demand in asked)
-    needs = _needs(asked, policy, beliefs)
+    needs = _needs(asked, policy, beliefs, now_s)
     usable = _berths(beliefs, presence, needs, now_s)
     orders = place(needs, usable, beliefs, now_s)
     return Plan(
@@ -77,23 +80,42 @@ def still_named(plan: Plan, policy: PolicySet) -> Plan:
     )
 
 
-def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs) -> tuple[Need, ...]:
+def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs, now_s: float) -> tuple[Need, ...]:
     shapes: dict[str, list[Shape]] = {}
     for shape in beliefs.shapes:
         shapes.setdefault(shape.service, []).append(shape)
-    purses = {unit.unit: Purse(unit=unit) for unit in policy.units}
+    tree = Tree()
+    purses = {
+        unit.unit: Purse(unit=unit, tree=tree, pace_usd_per_h=pace_usd_per_h(unit, beliefs, now_s))
+        for unit in policy.units
+    }
     needs = []
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
+        tiers = _tiers(entry)
         options = tuple(
             Option(
                 shape=s,
                 capacity=_capacity(s, entry, beliefs, demand.arrival_rps),
                 lead_s=boot_s(beliefs, s) + load_s(beliefs, s),
+                tier=tiers.get(s.variant, 0),
             )
             for s in shapes.get(key, ())
         )
-        needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options))
+        queue_s = _queue_s(entry, demand.lead_s)
+        needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options, queue_s=queue_s))
     return tuple(needs)
+
+
+def _tiers(entry: Service) -> dict[str, int]:
+    """Variants are listed best first; those after the first are a sacrifice where the policy names them as one."""
+    return {v.id: n for n, v in enumerate(entry.variants)} if "smaller_variant" in entry.sacrifice else {}
+
+
+def _queue_s(entry: Service, lead_s: float) -> float:
+    """How long requests wait before a smaller variant is used: as the gateway lets them, if they are to wait first."""
+    words = entry.sacrifice
+    first = "queue" in words and "smaller_variant" in words and words.index("queue") < words.index("smaller_variant")
+    return queue_timeout_s(entry, lead_s) if first else 0.0
 
 
 def _capacity(shape: Shape, entry: Service, beliefs: Beliefs, rps: float) -> Capacity:

@@ -21,6 +21,7 @@ from .coldstart import boot_s, load_s
 from .declared import begun, with_event, with_prior
 from .events import Forecast
 from .model import Demand
+from .patience import window_s
 from .reasons import Reason, ReasonCode, why
 from .restrain import held_rps
 from .series import QUANTILES, LongForecast, long_forecast, mix_ahead, rate_before, seen_s
@@ -137,6 +138,10 @@ def _rps(
         )
         if made.breached:
             reasons = (*reasons, why(ReasonCode.COVERAGE_BREACH, coverage=made.coverage or 0.0, wanted=0.95))
+    patient_s = window_s(entry, lead)
+    if patient_s is not None:
+        rps = known.queued / patient_s
+        return rps, (*reasons, why(ReasonCode.PATIENT, queued=known.queued, window_s=patient_s, planned_rps=rps))
     if known.queued > 0.0:
         extra = known.queued / max(lead, 1.0)
         rps, reasons = rps + extra, (*reasons, why(ReasonCode.BACKLOG, queued=known.queued, extra_rps=extra))

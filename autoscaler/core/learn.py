@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from . import bursts, calibrate, coldstart, series
+from . import bursts, calibrate, coldstart, series, spend
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -243,6 +243,7 @@ def _observed(beliefs: Beliefs, event: Observed) -> Beliefs:
         beliefs = _learn_cloud(beliefs, seen.cloud, seen)
     if not isinstance(seen.serving, Missing):
         beliefs = coldstart.observe(beliefs, seen.serving)
+    beliefs = spend.observe(beliefs, seen)
     return _learn_engines(_learn_loads(beliefs, seen), seen)
 
 

@@ -51,7 +51,8 @@ _UNSEEN = Missing(why="not exported")
 class ServiceLoad:
     """One service's load since the last observation, summed over gateways. Rates are of offered (not served) load.
 
-    Signals: requests/s, prefill tokens/s, decode tokens/s, requests waiting, requests running in engines.
+    Signals: requests/s, prefill tokens/s, decode tokens/s, requests waiting, requests running in engines, tokens/s (in
+    and out) of what an overflow endpoint served.
     """
 
     service: str
@@ -60,6 +61,7 @@ class ServiceLoad:
     decode_tps: Signal
     queued: Signal
     running: Signal
+    overflow_tps: Signal = _UNSEEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

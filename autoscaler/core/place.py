@@ -9,14 +9,15 @@ several nodes takes as many instances of one zone, all or none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from .beliefs import Beliefs, Breaker, OfferingBelief
 from .berths import CLOSING_S, PREEMPTIBLE, SUNK, Berth, Need, Option, Seat
 from .model import Offering
 from .reasons import Reason, ReasonCode, why
+from .shares import MOVE_WORTH, gives_way, victims
 
 STILLNESS = 0.05  # of the demand: what metrics and learnt constants vary by from tick to tick
 
@@ -42,11 +43,14 @@ def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: 
         _keep(need, shelf)
     orders: list[Order] = []
     for need in needs:
-        _grow(need, shelf)
-        while (order := _order(need, shelf, beliefs, now_s)) is not None:
-            orders.append(order)
+        orders += _supply(need, shelf, beliefs, now_s)
     for need in needs:
         _preempt(need, needs, shelf)
+    for need in needs:
+        _borrow(need, needs, shelf)
+    for need in needs:
+        need.claims = False
+        orders += _upgrade(need, shelf, beliefs, now_s)
     needed = [need.replicas for need in needs]
     for need in needs:
         _linger(need, shelf)
@@ -71,23 +75,79 @@ def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
 def _keep(need: Need, shelf: list[Berth]) -> None:
     """A replica that is there goes only when the demand has fallen clearly below what needs it: noise moves nothing.
 
-    Those that serve are kept before those that load, wherever they are.
+    Those that serve are kept before those that load, wherever they are, and of these the better variants.
     """
     standing = list(_present(need, _steady_first(need, shelf), shelf))
-    for option, group, _ in sorted(standing, key=lambda row: not row[2]):
+    for option, group, _ in sorted(standing, key=lambda row: (not row[2], row[0].tier)):
         if need.missing(option, STILLNESS) and _all_fit(need, option, group) and not need.give(option, group):
             return
+
+
+def _supply(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> list[Order]:
+    """Places for what is missing: free GPUs, then launches; in smaller variants where no better one can be had."""
+    orders: list[Order] = []
+    for tier in sorted({option.tier for option in need.options}):
+        if tier and (not need.short or _comes_in_time(need, beliefs, now_s)):
+            break
+        need.using = need.up_to(tier)
+        _grow(need, shelf)
+        while (order := _order(need, shelf, beliefs, now_s)) is not None:
+            orders.append(order)
+    return orders
+
+
+def _comes_in_time(need: Need, beliefs: Beliefs, now_s: float) -> bool:
+    """Whether what its next replicas may be can be there before its queue has waited too long for it."""
+    waits = [
+        max(0.0, _shut_until_s(offering, beliefs) - now_s) + option.lead_s
+        for option in need.using
+        for offering in beliefs.offers.values()
+        if offering.instance_type == option.shape.instance_type and need.allows(offering)
+    ]
+    return min(waits, default=inf) < need.queue_s
+
+
+def _upgrade(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> list[Order]:
+    """Begin to move from smaller variants back to the best: load that first, leave when it serves (`_keep`)."""
+    lesser = [seat for seat in need.seats if seat.option.tier]
+    if not lesser:
+        return []
+    carried, reached = sum(seat.rps for seat in lesser), need.using
+    need.note(why(ReasonCode.SMALLER_VARIANT, lesser[0].option.shape.variant, replicas=len(lesser), rps=carried))
+    need.using = need.up_to(0)
+    need.rps -= carried
+    _grow(need, shelf)
+    order = _order(need, shelf, beliefs, now_s)
+    need.rps += carried
+    need.using = reached
+    return [] if order is None else [order]
+
+
+def _borrow(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
+    """Beyond its unit's share: on what is paid for anyway, or what others keep for themselves."""
+    need.purse.tree.lending = True
+    if not (need.short and need.purse.borrows_now):
+        return
+    kept = [berth for berth in shelf if berth.sunk or berth.seats]
+    _stay(need, [berth for berth in kept if berth.free_gpus], lambda option: need.missing(option) > 0)
+    _grow(need, kept)
+    _preempt(need, ranked, kept)
 
 
 def _linger(need: Need, shelf: list[Berth]) -> None:
     """Replicas stay where the instance is paid for whether used or not and nobody else was given its place."""
     sunk = [berth for berth in shelf if berth.sunk and berth.free_gpus]
+    _stay(need, sunk, lambda _: need.replicas < need.entry.max_replicas)
+
+
+def _stay(need: Need, shelf: list[Berth], wanted: Callable[[Option], bool]) -> None:
+    """Seat replicas that are on the shelf now and have no seat, as long as they are wanted."""
     seated = Counter((seat.option.app, seat.berths[0].instance_id) for seat in need.seats)
-    for option, group, _ in _present(need, sunk, sunk):
+    for option, group, _ in _present(need, shelf, shelf):
         key = (option.app, group[0].instance_id)
         if seated[key]:
             seated[key] -= 1
-        elif need.replicas < need.entry.max_replicas and _all_fit(need, option, group):
+        elif wanted(option) and _all_fit(need, option, group):
             need.give(option, group)
 
 
@@ -148,7 +208,7 @@ def _grow(need: Need, shelf: list[Berth]) -> None:
     if not need.short:
         return
     for berth in _steady_first(need, [berth for berth in shelf if berth.free_gpus]):
-        for option in need.options:
+        for option in need.using:
             while need.missing(option) and (group := _group(need, option, berth, shelf)):
                 if not need.give(option, group):
                     return
@@ -207,7 +267,7 @@ def _ranked_offers(
     open_now: list[tuple[float, str, Option, Offering]] = []
     cooling: dict[str, None] = {}
     for offering in sorted(beliefs.offers.values(), key=lambda o: o.offering):
-        for option in need.options:
+        for option in need.using:
             fitting = offering.gpus // option.shape.gpus
             if offering.instance_type != option.shape.instance_type or fitting == 0 or not need.allows(offering):
                 continue
@@ -260,45 +320,41 @@ def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], no
 
 
 def _preempt(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
-    """As the last resort, GPUs in the cluster of the least important services that matter less than this one."""
-    for victim in reversed(ranked):
-        if victim.entry.priority >= need.entry.priority or not need.short:
+    """As the last resort, GPUs in the cluster of those that give way to this one."""
+    for victim, spare in victims(need, ranked) if need.short else ():
+        left = victim.replicas - spare
+        for option in need.using:
+            while need.missing(option) and _evict(need, option, victim, victim.replicas - left, shelf):
+                pass
+        if not need.short:
             return
-        if victim.replicas:
-            _take_from(need, victim, shelf)
 
 
-def _take_from(need: Need, victim: Need, shelf: list[Berth]) -> None:
-    for option in need.options:
-        while need.missing(option) and _evict(need, option, victim, shelf):
-            pass
-
-
-def _evict(need: Need, option: Option, victim: Need, shelf: list[Berth]) -> bool:
-    """Swap the fewest of the victim's replicas for one of ours, in one zone; all or nothing."""
+def _evict(need: Need, option: Option, victim: Need, spare: int, shelf: list[Berth]) -> bool:
+    """Swap the fewest of the victim's replicas, `spare` at most, for one of ours, in one zone; all or nothing."""
     rooms = []
     for berth in shelf:
         if berth.joined and berth.offering.instance_type == option.shape.instance_type and need.allows(berth.offering):
-            losers = _losers(option, victim, berth)
+            losers = _losers(need, option, victim, berth)
             if losers is not None:
                 rooms.append((berth, losers))
     rooms.sort(key=lambda row: len(row[1]))
     for lead, _ in rooms:
         chosen = [row for row in rooms if row[0].offering.zone == lead.offering.zone][: option.shape.nodes]
         losing = list(dict.fromkeys(seat for _, losers in chosen for seat in losers))
-        if len(chosen) == option.shape.nodes and losing:
+        if len(chosen) == option.shape.nodes and 0 < len(losing) <= spare:
             return _swap(need, option, victim, tuple(berth for berth, _ in chosen), losing)
     return False
 
 
-def _losers(option: Option, victim: Need, berth: Berth) -> list[Seat] | None:
+def _losers(need: Need, option: Option, victim: Need, berth: Berth) -> list[Seat] | None:
     """Replicas of the victim whose going makes room for one of `option` on the berth; None when that cannot be."""
     lacking = option.shape.gpus - berth.free_gpus
     losers: list[Seat] = []
     for seat in victim.seats:
         if lacking <= 0:
             break
-        if berth in seat.berths:
+        if berth in seat.berths and gives_way(victim, seat, need, MOVE_WORTH):
             losers.append(seat)
             lacking -= seat.option.shape.gpus
     return losers if lacking <= 0 else None
@@ -309,7 +365,7 @@ def _swap(need: Need, option: Option, victim: Need, berths: tuple[Berth, ...], l
         victim.take_back(seat)
     if not need.give(option, berths):
         for seat in losing:
-            victim.give(seat.option, seat.berths)
+            victim.put_back(seat)
         return False
     victim.note(why(ReasonCode.PREEMPTED, need.demand.service, replicas=len(losing), priority=need.entry.priority))
     return True

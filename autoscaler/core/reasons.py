@@ -17,6 +17,7 @@ class ReasonCode(StrEnum):
     DECLARED_EVENT = "declared_event"  # expected_rps, load_factor, arrival_rps
     DECLARED_RATE = "declared_rate"  # expected_rps, seen_s, arrival_rps: few minutes seen, the policy's word counts
     BACKLOG = "backlog"  # queued, extra_rps
+    PATIENT = "patient"  # queued, window_s, planned_rps
     KV_PRESSURE = "kv_pressure"  # kv_fraction, limit, extra_rps
     COVERAGE_BREACH = "coverage_breach"  # coverage, wanted
     NO_HISTORY = "no_history"  # samples
@@ -31,13 +32,15 @@ class ReasonCode(StrEnum):
     MIN_REPLICAS = "min_replicas"  # floor
     MAX_REPLICAS = "max_replicas"  # ceiling, wanted
     WARM_REPLICAS = "warm_replicas"  # warm
-    QUOTA_GPUS = "quota_gpus"  # quota_gpus, wanted_gpus
+    QUOTA_GPUS = "quota_gpus"  # quota_gpus, wanted_gpus, and lent_gpus where others lend too little
     BUDGET = "budget"  # budget_usd_per_h, planned_usd_per_h
+    BUDGET_MONTH = "budget_month"  # pace_usd_per_h, planned_usd_per_h
     HOLD_WINDOW = "hold_window"  # surplus_since_s, hold_s
     PLACED = "placed"  # placed, wanted
     WAITS_FOR_INSTANCE = "waits_for_instance"  # starting_gpus, missing_gpus
     CHEAPEST = "cheapest"  # usd_per_h, usd_per_h_per_rps
     PAID_ANYWAY = "paid_anyway"  # replicas that move there
+    SMALLER_VARIANT = "smaller_variant"  # replicas, rps they carry
     COOLING_DOWN = "cooling_down"  # refusals, until_s
     BREAKER_OPEN = "breaker_open"  # strikes, until_s
     ONLY_COOLING_LEFT = "only_cooling_left"  # offerings

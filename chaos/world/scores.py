@@ -20,10 +20,13 @@ class Scores:
 
     A direction change: the total target of a service goes the other way than it last went. Inverted seconds: those in
     which a service has had requests waiting at every tick for longer than its grace, could have more replicas by its
-    policy, and a less important one holds GPUs that it could use, beyond that one's own floor.
+    policy (its own maximum, its unit's quota), and a less important one holds GPUs that it could use, beyond that one's
+    own floor. A service that has more on its way than it has serving is given its share already: a place taken for it
+    now would serve no sooner.
     """
 
     services: Mapping[str, Service]
+    quotas: Mapping[str, int | None]  # GPUs, by unit
     cluster: Cluster
     metrics: WorldMetrics
     timeline: Timeline
@@ -62,7 +65,8 @@ class Scores:
         entry = self.services[short]
         usable = {app.shape.instance_type for app in self.cluster.apps.values() if app.service == short}
         counts = Counter(replica.deployment.app.service for replica in self.cluster.replicas() if replica.nodes)
-        if counts[short] >= entry.max_replicas:
+        states = Counter(r.state for r in self.cluster.replicas() if r.nodes and r.deployment.app.service == short)
+        if counts[short] >= entry.max_replicas or self._unit_full(short) or states["loading"] > states["ready"]:
             return False
         return any(
             replica.deployment.app.shape.instance_type in usable
@@ -71,6 +75,20 @@ class Scores:
             for replica in self.cluster.replicas()
             if replica.nodes
         )
+
+    def _unit_full(self, short: str) -> bool:
+        """Whether its unit holds so much of its quota that no replica of the service fits in the rest."""
+        unit = short.split("/")[0]
+        quota = self.quotas.get(unit)
+        if quota is None:
+            return False
+        sizes = [app.shape.gpus * app.shape.nodes for app in self.cluster.apps.values() if app.service == short]
+        held = sum(
+            len(replica.nodes) * replica.deployment.app.shape.gpus
+            for replica in self.cluster.replicas()
+            if replica.deployment.app.service.split("/")[0] == unit
+        )
+        return held + min(sizes) > quota
 
     # ---- for a watch ------------------------------------------------------------------------------------------------
     def lately_met(self, service: str, totals: Totals) -> float | None:

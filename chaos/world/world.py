@@ -87,7 +87,8 @@ class World:
             dict.fromkeys(sorted(self.cluster.apps), 0),
         )
         self.metrics = WorldMetrics(self.engine, self.cluster, self.numbers, self.faults, self.timeline)
-        self.scores = Scores(self.entries, self.cluster, self.metrics, self.timeline)
+        quotas = {unit.unit: unit.quota_gpus for unit in scenario.policy_set.units}
+        self.scores = Scores(self.entries, quotas, self.cluster, self.metrics, self.timeline)
         self.faults.on("overflow_gone", self._overflow)
         self.faults.begin()
 
