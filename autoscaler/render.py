@@ -26,6 +26,7 @@ from serve_apps.wire import (
     LABEL_MARKET,
     LABEL_ZONE,
     LLM_DEPLOYMENT,
+    PROXY_MAX_S,
     LocalRule,
     Routes,
     app_name,
@@ -64,7 +65,7 @@ def serve_config(
             applications.append(_application(service, shape, IMPORT_PATHS[engine], args))
     return {
         "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": http_port},
+        "http_options": {"host": "127.0.0.1", "port": http_port, "request_timeout_s": PROXY_MAX_S},
         "applications": applications,
     }
 

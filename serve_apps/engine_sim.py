@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 from zlib import crc32
 
 from serve_apps.batching import Batch, Sequence
 from serve_apps.engine_args import EngineArgs, parse
+from serve_apps.pipe import Outbox
 from serve_apps.sim_metrics import SimMetrics
 from serve_apps.timing import Timing
 from serve_apps.wire import LLM_DEPLOYMENT
@@ -138,19 +140,27 @@ class SimLLM:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._number = 0
+        self._outbox = Outbox()
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Answer one request in pieces ``{"text", "output_tokens" so far, "input_tokens", "finish_reason"}``.
 
-        `request`: "prompt" or "messages", and "max_tokens", "priority" (lower first), "request_id"; the other sampling
+        `request`: "prompt", "prompt_token_ids" or "messages", and "max_tokens", "priority" (lower first),
+        "request_id", "reply_to" (see `pipe`); the other sampling
         fields have no effect on words without meaning. Raises ValueError for a prompt that can never fit.
         """
+        async with aclosing(self._outbox.deliver(request, self._answer(request))) as pieces_here:
+            async for piece in pieces_here:
+                yield piece
+
+    async def _answer(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         self._start()
-        text = prompt_text(request)
+        tokens = request.get("prompt_token_ids")
+        text = prompt_text(request) if tokens is None else repr(tokens)
         self._number += 1
         stream = self._engine.submit(
             str(request.get("request_id") or self._number),
-            count_tokens(text),
+            count_tokens(text) if tokens is None else len(tokens),
             int(request.get("max_tokens") or DEFAULT_MAX_TOKENS),
             int(request.get("priority") or 0),
         )

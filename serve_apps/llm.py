@@ -8,7 +8,8 @@ plans, policies or the gateway.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 from serve_apps.engine_args import DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_NUM_SEQS, EngineArgs, parse
 from serve_apps.law_metrics import vllm_logger
+from serve_apps.pipe import Outbox
 from serve_apps.tiny_model import TINY_MODEL, ensure
 from serve_apps.wire import LLM_DEPLOYMENT
 
@@ -40,13 +42,21 @@ class LLM:
         os.environ.update(environment(self._args, on_cpu=on_cpu))
         self._engine = _start(self._args, engine_kwargs(self._args, on_cpu=on_cpu))
         self._max_model_len: int = self._engine.model_config.max_model_len
+        self._outbox = Outbox()
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Answer one request in pieces ``{"text", "output_tokens" so far, "input_tokens", "finish_reason"}``.
+        """Answer one request in pieces ``{"text", "output_tokens" so far, "input_tokens", "cached_tokens",
+        "finish_reason"}``.
 
-        `request`: "prompt" or "messages", the sampling fields of SAMPLING, "priority" (lower first) and "request_id".
+        `request`: "prompt", "prompt_token_ids" or "messages", the sampling fields of SAMPLING, "priority" (lower
+        first), "request_id" and "reply_to" (see `pipe`).
         Leaving the iterator early aborts the request in the engine. Raises ValueError for a prompt that is too long.
         """
+        async with aclosing(self._outbox.deliver(request, self._answer(request))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _answer(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         tokens = self._tokens(request)
@@ -67,6 +77,7 @@ class LLM:
                     "text": delta.text,
                     "output_tokens": made,
                     "input_tokens": len(tokens),
+                    "cached_tokens": output.num_cached_tokens or 0,
                     "finish_reason": delta.finish_reason,
                 }
         finally:
@@ -83,13 +94,15 @@ class LLM:
 
     def _tokens(self, request: dict[str, Any]) -> list[int]:
         tokenizer = self._engine.get_tokenizer()
-        if request.get("messages"):
+        if request.get("prompt_token_ids") is not None:
+            tokens = request["prompt_token_ids"]
+        elif request.get("messages"):
             text = tokenizer.apply_chat_template(request["messages"], tokenize=False, add_generation_prompt=True)
             tokens = tokenizer.encode(text, add_special_tokens=False)  # the template has written them
         elif request.get("prompt") is not None:
             tokens = tokenizer.encode(request["prompt"])
         else:
-            raise ValueError('the request holds neither "prompt" nor "messages"')
+            raise ValueError('the request holds no "prompt", "prompt_token_ids" or "messages"')
         if not 0 < len(tokens) < self._max_model_len:
             raise ValueError(
                 f"the prompt has {len(tokens)} tokens and this engine holds {self._max_model_len}, answer included"
@@ -177,6 +190,12 @@ def _start(args: EngineArgs, kwargs: dict[str, Any]) -> Any:
 def build(args: dict[str, Any]) -> Any:
     """The Serve application of one engine variant. Raises ValueError that names every wrong argument."""
     from ray import serve
+    from ray.serve.config import RequestRouterConfig
 
     seqs = parse(args).max_num_seqs or DEFAULT_MAX_NUM_SEQS
-    return serve.deployment(LLM, name=LLM_DEPLOYMENT, max_ongoing_requests=2 * seqs).bind(args)
+    return serve.deployment(
+        LLM,
+        name=LLM_DEPLOYMENT,
+        max_ongoing_requests=2 * seqs,
+        request_router_config=RequestRouterConfig(request_router_class="serve_apps.affinity:PrefixRouter"),
+    ).bind(args)

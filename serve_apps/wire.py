@@ -22,6 +22,12 @@ GATEWAY_APP = "qm-gateway"
 GATEWAY_DEPLOYMENT = "Gateway"
 LLM_DEPLOYMENT = "LLM"
 
+# How long one answer may take once its time in the queue is over, and one call in all; then it is cut. Serve's proxy
+# cuts a little later, which is what bounds a caller who does not read.
+ANSWER_MAX_S = 3600.0
+CALL_MAX_S = 8 * 3600.0
+PROXY_MAX_S = CALL_MAX_S + 60.0
+
 # Labels of a Ray node that Quartermaster started. Offering = type, zone and market (and the reservation, when there is
 # one).
 LABEL_INSTANCE_ID = "qm-instance-id"

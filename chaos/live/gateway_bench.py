@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
+import shutil
 import sys
 import tempfile
 import time
@@ -116,8 +119,9 @@ def serve_config(port: int) -> dict[str, Any]:
 class Bench:
     """The measurements, each a dict of figures."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, run_id: str) -> None:
         self._port = port
+        self._run_id = run_id
 
     async def ttft(self) -> dict[str, float]:
         """Seconds to the first event with STREAMS at once, gateway against bare."""
@@ -137,13 +141,19 @@ class Bench:
     async def peak(self) -> dict[str, float]:
         """Streamed events per second at full speed, gateway against bare: each the median of its blocks."""
         rates: dict[str, list[float]] = {"bare": [], "gateway": []}
+        costs: dict[str, list[float]] = {"bare": [], "gateway": []}
         for _ in range(PEAK_BLOCKS):
             for side in rates:
-                began_s = time.monotonic()
+                began_s, cpu_s = time.monotonic(), self._cpu_s()
                 answers = await self._together(self._request(side, FAST, PEAK_TOKENS), PEAK_STREAMS)
-                rates[side].append(sum(one.events for one in answers) / (time.monotonic() - began_s))
+                events = sum(one.events for one in answers)
+                rates[side].append(events / (time.monotonic() - began_s))
+                costs[side].append(1e6 * (self._cpu_s() - cpu_s) / events)
         bare, ours = (float(np.median(rates[side])) for side in ("bare", "gateway"))
-        return {"bare_chunks_per_s": bare, "chunks_per_s": ours, "peak_fraction": ours / bare}
+        figures = {"bare_chunks_per_s": bare, "chunks_per_s": ours, "peak_fraction": ours / bare}
+        for side, name in (("bare", "bare_cpu_us_per_chunk"), ("gateway", "cpu_us_per_chunk")):
+            figures[name] = float(np.median(costs[side]))
+        return figures
 
     async def open(self) -> dict[str, float]:
         """OPEN_STREAMS answers at half a chunk a second each, all at once."""
@@ -183,6 +193,15 @@ class Bench:
             "memory_before_mib": memory,
             "memory_growth_mib": _gateway_rss_mib() - (halfway or memory),
         }
+
+    def _cpu_s(self) -> float:
+        """Processor time of the cluster and of this client, in all."""
+        used = 0.0
+        for pid in (*processes.marked(self._run_id), os.getpid()):
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                used += times.user + times.system
+        return used
 
     def _request(self, side: str, app: str, tokens: int, priority: int = 0) -> bytes:
         unit, service, _ = app.split(".")
@@ -246,13 +265,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cluster.start_head()
         cluster.deploy(serve_config(port))
         _wait(lambda: _ready(cluster), 120.0, "the applications run")
-        bench = Bench(port)
+        bench = Bench(port, run_id)
         for name in chosen:
             figures |= asyncio.run(getattr(bench, name)())
             print(name, json.dumps({key: round(value, 3) for key, value in figures.items()}), flush=True)
     finally:
         cluster.stop()
         processes.end(run_id)
+        shutil.rmtree(folder, ignore_errors=True)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2))
     problems = missed(figures)

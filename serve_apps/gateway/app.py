@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from serve_apps.wire import KeyRoute
+from serve_apps.wire import ANSWER_MAX_S, CALL_MAX_S, KeyRoute
 
 from .access import tenant_of
 from .core import Gateway
@@ -33,7 +33,6 @@ from .openai import MAX_BODY_BYTES, Answer, ApiError, Call, error_frame, parse, 
 from .service import Service
 
 BODY_MAX_S = 60.0  # in which a caller has to send its body
-ANSWER_MAX_S = 3600.0  # of one answer, queue included
 SERVICE_HEADER = "x-qm-service"
 
 _JSON = [(b"content-type", b"application/json")]
@@ -113,7 +112,8 @@ class _Completions:
             answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
             chunks = self._gateway.run(call, answer_id, service, tenant_of(caller))
             serve = self._stream if call.stream else self._whole
-            await _while_connected(receive, serve(chunks, Answer(call, answer_id, int(time.time())), send))
+            limit_s = min(service.policy.queue_timeout_s + ANSWER_MAX_S, CALL_MAX_S)
+            await _while_connected(receive, serve(chunks, Answer(call, answer_id, int(time.time())), send), limit_s)
         except ApiError as error:
             await _send_error(send, error)
         finally:
@@ -199,12 +199,12 @@ def _too_large() -> ApiError:
     return ApiError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="body_too_large")
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`; stop it when the caller disconnects, Serve cancels the request, or ANSWER_MAX_S have passed."""
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None], limit_s: float) -> None:
+    """Run `work`; stop it when the caller disconnects, Serve cancels the request, or `limit_s` have passed."""
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({task, left}, timeout=ANSWER_MAX_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, left}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         left.cancel()
         task.cancel()

@@ -19,7 +19,7 @@ from serve_apps.wire import GatewayReport, OverflowRoute, PlanMessage, Routes, S
 
 from .access import ANONYMOUS, Access
 from .engine import Backend, Chunk, EngineFailed, EngineRefused
-from .openai import ApiError, Call, rejected
+from .openai import ApiError, Call, rejected, session
 from .overflow import Endpoint
 from .service import Service, ShedError, Slot, Surroundings, Tally, TenantTokens
 from .silence import SILENT_MAX_S, Silence
@@ -181,6 +181,9 @@ class Gateway:
                     chunk = await journey.first(chunks, silence)
                     silence.listen()
                     while chunk is not None:
+                        if not measure.started and journey.slot is not None:
+                            cached = chunk.get("cached_tokens", 0)
+                            service.prefilled(journey.slot.app, chunk["input_tokens"], cached)
                         measure.see(chunk, self._now_s(), own=journey.slot is not None)
                         yield chunk
                         chunk = await silence.bound(chunks)
@@ -229,7 +232,8 @@ class _Journey:
             self.slot = await self.service.acquire(self.priority, self.arrived_at_s, may_spill=self.may_spill)
         self.attempt += self.slot is not None
         if self.slot is not None:
-            return self.backend.generate(self.slot.app, self.request)
+            alike = {"session": session(self.request)} if self.service.affine(self.slot.app) else {}
+            return self.backend.generate(self.slot.app, self.request | alike)
         self.may_spill = False
         assert isinstance(self.service.overflow, Endpoint)
         return self.service.overflow.generate(self.request)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-Chunk = dict[str, Any]  # {"text": delta, "output_tokens": so far, "input_tokens": n, "finish_reason": str | None}
+# {"text": delta, "output_tokens": so far, "input_tokens": n, "finish_reason": str | None} and, where the engine says,
+# "cached_tokens": those of the prompt that it found in its prefix cache.
+Chunk = dict[str, Any]
 
 
 class EngineFailed(Exception):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import ray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ray import serve
 from ray.exceptions import RayTaskError
@@ -17,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
 from serve_apps.board import get_board
+from serve_apps.pipe import Pipe
 from serve_apps.wire import GATEWAY_DEPLOYMENT, Routes
 
 from .app import make_app
@@ -50,15 +53,34 @@ class ServeBackend:
 
     def __init__(self) -> None:
         self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._pipe: Pipe | None = None
+
+    @asynccontextmanager
+    async def piped(self) -> AsyncIterator[None]:
+        """While the context lasts, chunks come over the pipe; through Serve where it cannot be opened."""
+        pipe = Pipe()
+        try:
+            await pipe.listen(ray.util.get_node_ip_address())
+            self._pipe = pipe
+        except OSError as error:
+            _log.warning("chunks come through Serve: %s", error)
+        try:
+            yield
+        finally:
+            self._pipe = None
+            pipe.close()
 
     async def generate(self, app: str, request: dict[str, Any]) -> AsyncGenerator[Chunk, None]:
         """See `engine.Backend`."""
         ended = False
         response = None
+        inbox = self._pipe.open() if self._pipe is not None else None
         try:
             handle = self._handles.get(app) or await self._connect(app)
-            response = handle.remote(request)
-            async for chunk in response:
+            if "session" in request:
+                handle = handle.options(session_id=request["session"])
+            response = handle.remote(request if inbox is None else request | {"reply_to": inbox.reply_to})
+            async for chunk in response if inbox is None else inbox.merged(response):
                 yield chunk
             ended = True
         except asyncio.CancelledError:
@@ -71,6 +93,8 @@ class ServeBackend:
             ended = True
             raise _translate(app, error) from error
         finally:
+            if inbox is not None:
+                inbox.close()
             if response is not None and not ended:
                 response.cancel()
 
@@ -123,11 +147,16 @@ class Ingress:
     """
 
     def __init__(self) -> None:
-        self._gateway = Gateway(ServeBackend())
+        self._backend = ServeBackend()
+        self._gateway = Gateway(self._backend)
 
     def __serve_build_asgi_app__(self) -> Starlette:
-        board = RayBoard()
-        return make_app(self._gateway, lifespan=lambda _: linked(self._gateway, board))
+        return make_app(self._gateway, lifespan=lambda _: self._lifespan())
+
+    @asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        async with self._backend.piped(), linked(self._gateway, RayBoard()):
+            yield
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take the routes. Raises ValueError, which fails the deployment, when they cannot be read."""

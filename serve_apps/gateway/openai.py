@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_TOKENS = 131_072  # above any model's context here; the engine refuses what its own context cannot hold
 COMPLETIONS_DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+SESSION_CHARS = 2048
 DONE = b"data: [DONE]\n\n"
 
 
@@ -72,7 +74,7 @@ def parse(raw: bytes, *, chat: bool, service: str | None = None) -> Call:
     if not isinstance(model, str) or not model:
         raise rejected("'model' is required: a string, \"unit/service\" or a service's name.", "model")
     _refuse_unsupported(body)
-    engine: dict[str, Any] = {"messages": _messages(body)} if chat else {"prompt": _prompt(body)}
+    engine: dict[str, Any] = {"messages": _messages(body)} if chat else _prompt(body)
     for name, read in _PASSED_ON.items():
         if body.get(name) is not None:
             engine[name] = read(name, body[name])
@@ -115,15 +117,17 @@ def _text_part(part: Any, where: str) -> str:
     raise rejected(f'\'{where}\' must be {{"type": "text", "text": string}}: these models read text only.', where)
 
 
-def _prompt(body: Mapping[str, Any]) -> str:
+def _prompt(body: Mapping[str, Any]) -> dict[str, Any]:
+    """One text, or one text's tokens; either may stand in an array of its own."""
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1:
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
-    if not isinstance(prompt, str):
-        raise rejected(
-            "'prompt' is required: one string (token arrays and several prompts are not supported).", "prompt"
-        )
-    return prompt
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**31 for token in prompt):
+        return {"prompt_token_ids": prompt}
+    text = "'prompt' is required: one string, or one array of token ids (several prompts are not supported)."
+    raise rejected(text, "prompt")
 
 
 def _limit_tokens(body: Mapping[str, Any], engine: dict[str, Any], *, chat: bool) -> None:
@@ -223,6 +227,17 @@ _PASSED_ON: dict[str, Callable[[str, Any], Any]] = {
     "stop": _stop,
     "priority": _int_between(-1000, 1000),
 }
+
+
+def session(request: Mapping[str, Any]) -> str:
+    """What requests with a like beginning have in common: a conversation's first messages, a text's first part."""
+    if "messages" in request:
+        turns = [message["role"] for message in request["messages"]]
+        opening = request["messages"][: turns.index("user") + 1 if "user" in turns else 1]
+        text = "".join(message["content"] for message in opening)
+    else:
+        text = request["prompt"] if "prompt" in request else repr(request["prompt_token_ids"][:SESSION_CHARS])
+    return blake2b(text[:SESSION_CHARS].encode(), digest_size=8).hexdigest()
 
 
 # ---- out ------------------------------------------------------------------------------------------------------------

@@ -167,6 +167,8 @@ async def _refuse(response: httpx.Response) -> None:
 def _asked(model: str, request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Path and body of an engine's request."""
     body = {key: value for key, value in request.items() if key not in OURS_ONLY}
+    if "prompt_token_ids" in body:
+        body["prompt"] = body.pop("prompt_token_ids")
     body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     return ("/chat/completions" if "messages" in request else "/completions"), body
 

@@ -32,6 +32,8 @@ from serve_apps.admission import (
 from serve_apps.wire import ServiceCounters, ServiceRoute
 
 MAX_TENANTS = 200
+AFFINE_FROM = 0.02  # of the prompts' tokens: a mere shared opening is found by every replica anyway
+MEMORY = 0.99  # of one request by the next, in what is known of prefix caches
 OTHERS = "others"
 
 
@@ -121,6 +123,7 @@ class Service:
         self._queue: list[_Waiter] = []  # sorted by `admission.rank`
         self._running: Counter[str] = Counter()
         self._seq = 0
+        self._prompts: dict[str, tuple[float, float]] = {}  # application → tokens of late, and those found in its cache
         self._turn_at_s = 0.0  # when the last client turned away was told to come back
 
     @property
@@ -138,6 +141,16 @@ class Service:
         return ServiceCounters(
             service=self.policy.service, queued=self.queued, running=self.running, **asdict(self.tally)
         )
+
+    def prefilled(self, app: str, tokens: int, cached: int) -> None:
+        """An engine of `app` read a prompt, and found so much of it in its prefix cache."""
+        before, hits = self._prompts.get(app, (0.0, 0.0))
+        self._prompts[app] = (MEMORY * before + tokens, MEMORY * hits + cached)
+
+    def affine(self, app: str) -> bool:
+        """Whether engines of `app` find enough in their caches for like requests to be sent to the same one."""
+        tokens, hits = self._prompts.get(app, (0.0, 0.0))
+        return hits > AFFINE_FROM * tokens
 
     def tokens_of(self, tenant: str) -> TenantTokens:
         """The tenant's token counts. Past MAX_TENANTS of them, the rest are counted together."""

@@ -90,7 +90,7 @@ async def test_a_caller_who_does_not_read_is_hung_up_on(monkeypatch: pytest.Monk
 
 
 async def test_an_answer_that_takes_too_long_as_a_whole_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_app, "ANSWER_MAX_S", 0.02)
+    monkeypatch.setattr(gateway_app, "CALL_MAX_S", 0.02)
     rig = one_app()
     rig.engines.all()[0].hold_after = 1
     caller = await rig.stream().done()

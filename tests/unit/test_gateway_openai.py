@@ -127,7 +127,13 @@ def test_wrong_chats_name_the_field_and_the_remedy(body: dict[str, Any], param: 
     assert (caught.value.status, error["param"], error["message"]) == (400, param, message)
 
 
-@pytest.mark.parametrize("prompt", [None, 5, [], ["a", "b"], [1, 2]])
+@pytest.mark.parametrize("prompt", [[5, 6], [[5, 6]], [7]])
+def test_a_prompt_may_be_tokens(prompt: Any) -> None:
+    assert text(prompt=prompt).engine["prompt_token_ids"] == (prompt[0] if isinstance(prompt[0], list) else prompt)
+    assert "prompt" not in text(prompt=prompt).engine
+
+
+@pytest.mark.parametrize("prompt", [None, 5, [], ["a", "b"], [1, -2], [1, 2.0], [True], [[1], [2]], [2**31]])
 def test_a_completion_takes_one_prompt(prompt: Any) -> None:
     with pytest.raises(ApiError, match="'prompt' is required: one string"):
         text(prompt=prompt)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from serve_apps.gateway import core
-from serve_apps.gateway.service import Service, Surroundings
+from serve_apps.gateway.service import Service, Slot, Surroundings
 from tests.gateway_fakes import CHAT, TEXT, Caller, FakeEngines, Rig, one_app, plan, routed, two_apps, until, variant
 
 
 @pytest.fixture(autouse=True)
 def _no_pause_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "RETRY_PAUSE_S", 0.0)
+
+
+async def held(service: Service) -> Slot:
+    """A slot of the service's own replicas."""
+    slot = await service.acquire(0)
+    assert slot is not None
+    return slot
 
 
 # ---- queue and slots ------------------------------------------------------------------------------------------------
@@ -53,13 +61,13 @@ async def test_a_free_slot_goes_to_the_first_who_can_still_meet_the_limits() -> 
     row = variant("a", ready=1, slots=1)
     rules = routed(CHAT, row).model_copy(update={"slack_s": 2.0, "queue_timeout_s": 60.0, "max_queued": 9})
     queue = Service(rules, Surroundings(fresh=True), lambda: now_s[0])
-    slot = await queue.acquire(0)
+    slot = await held(queue)
     started: list[str] = []
 
     async def call(name: str) -> None:
-        held = await queue.acquire(0)
+        slot = await held(queue)
         started.append(name)
-        queue.release(held)
+        queue.release(slot)
 
     callers = []
     for name, at_s in (("late", 0.0), ("later", 1.0), ("in time", 3.0), ("too", 4.0)):
@@ -170,7 +178,7 @@ async def test_a_request_whose_application_lost_its_replicas_moves_on(monkeypatc
 async def test_a_request_stays_where_it_is_while_there_is_nowhere_better() -> None:
     rig = two_apps()
     service = rig.gateway.services["u/s"]
-    slot = await service.acquire(0)
+    slot = await held(service)
     assert not service.stranded(slot)
     rig.gateway.apply(plan(routed("u/s", variant("a", ready=0), variant("b", ready=0))))
     assert not service.stranded(slot)
@@ -260,15 +268,15 @@ async def test_leaving_the_queue_takes_no_slot() -> None:
 @pytest.mark.parametrize("first", ["the slot is given", "the caller leaves"])
 async def test_leaving_in_the_moment_of_getting_a_slot_gives_it_back(first: str) -> None:
     service = one_app(slots=1).gateway.services["u/s"]
-    held = await service.acquire(0)
-    waiting = asyncio.ensure_future(service.acquire(0))
+    slot = await held(service)
+    waiting = asyncio.ensure_future(held(service))
     await until(lambda: service.queued == 1)
     if first == "the slot is given":
-        service.release(held)
+        service.release(slot)
         waiting.cancel()
     else:
         waiting.cancel()
-        service.release(held)
+        service.release(slot)
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert (service.queued, service.running) == (0, 0)
@@ -276,7 +284,40 @@ async def test_leaving_in_the_moment_of_getting_a_slot_gives_it_back(first: str)
 
 async def test_a_slot_is_never_given_back_twice() -> None:
     service = one_app().gateway.services["u/s"]
-    slot = await service.acquire(0)
+    slot = await held(service)
     service.release(slot)
     with pytest.raises(RuntimeError, match="released twice"):
         service.release(slot)
+
+
+async def test_requests_that_begin_alike_get_a_session_once_engines_report_hits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And none any more after a while without hits."""
+    rig = one_app()
+    cached = 0
+
+    async def generate(app: str, request: dict[str, object]) -> AsyncGenerator[dict[str, object], None]:
+        asked.append(request.get("session"))
+        yield {"text": "a", "output_tokens": 1, "input_tokens": 100, "finish_reason": "stop", "cached_tokens": cached}
+
+    asked: list[object] = []
+    monkeypatch.setattr(rig.engines, "generate", generate)
+    system = {"role": "system", "content": "be brief"}
+
+    async def ask(first: str, *more: str) -> object:
+        turns = [{"role": "user", "content": first}, *({"role": "assistant", "content": text} for text in more)]
+        assert (await rig.post(CHAT, {"model": "u/s", "messages": [system, *turns]})).status_code == 200
+        return asked[-1]
+
+    assert await ask("hello") is None
+    cached = 50
+    await ask("hello")
+    one, other = await ask("hello"), await ask("good morning")
+    assert None not in (one, other)
+    assert one != other
+    assert await ask("hello", "hi", "and then?") == one, "a conversation that goes on is still the same"
+    cached = 0
+    for _ in range(400):
+        await ask("hello")
+    assert asked[-1] is None

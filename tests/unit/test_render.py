@@ -15,7 +15,7 @@ from autoscaler.catalogue import Resolved, resolve
 from autoscaler.render import RenderProblems, differences, serve_config
 from policies.model import ApiKey, Overflow, PolicySet
 from serve_apps.engine_args import parse
-from serve_apps.wire import LocalRule, Routes, split_app
+from serve_apps.wire import PROXY_MAX_S, LocalRule, Routes, split_app
 
 FOLDER = Path(policies.__file__).parent
 
@@ -75,7 +75,8 @@ def test_every_variant_is_an_application_behind_one_gateway() -> None:
 
 
 def test_servers_listen_on_this_machine_only_and_at_the_port_asked_for() -> None:
-    assert config(http_port=9123)["http_options"] == {"host": "127.0.0.1", "port": 9123}
+    http = config(http_port=9123)["http_options"]
+    assert http == {"host": "127.0.0.1", "port": 9123, "request_timeout_s": PROXY_MAX_S}
     assert config()["proxy_location"] == "HeadOnly"
 
 

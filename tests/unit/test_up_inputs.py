@@ -49,7 +49,8 @@ def test_good_input_is_read_whole() -> None:
     found = check_inputs(GOOD)
     assert found.duration_s == 120.0
     assert found.http_port > 0
-    assert found.config["http_options"] == {"host": "127.0.0.1", "port": found.http_port}
+    http = found.config["http_options"]
+    assert (http["host"], http["port"]) == ("127.0.0.1", found.http_port)
     assert {row["instance_type"] for row in found.offerings} == {"g6.12xlarge", "g5.12xlarge"}
     assert all(row["price_usd_per_h"] > 0 and row["gpus"] == 4 for row in found.offerings)
     assert len(found.sends()) > 100
