@@ -31,7 +31,7 @@ NAMES = (
 SLOT_S = 600.0  # resolution of what is remembered of a day and a week
 HOUR_S = 3600.0
 WEEK = 7  # seasons
-FLOOR = 0.02  # of the mean rate, added before the logarithm: a zero is low, not minus infinity
+FLOOR = 0.02  # of the mean rate, at least, is added before the logarithm: a zero is low, not minus infinity
 PARTIAL = 0.5  # of the rate before a gap: a bin next to the gap with less was seen in part
 PROFILE_STEP = 0.25
 CYCLE_STEP = 0.02
@@ -83,6 +83,8 @@ def empty(n: int, grid: Grid) -> State:
     return {
         "seen": np.zeros(n),
         "mean": np.zeros(n),
+        "noise": np.zeros(n),
+        "rate": nan(n, np.nan),
         "last": nan(n, np.nan),
         "doubted": np.zeros(n),
         "hour": nan((n, grid.per_hour), np.nan),
@@ -103,8 +105,11 @@ def empty(n: int, grid: Grid) -> State:
 
 
 def floor(state: State) -> Floats:
-    """[n] what is added to a rate before its logarithm."""
-    return np.maximum(FLOOR * state["mean"], 1e-9)
+    """[n] what is added to a rate before its logarithm: the mean change from bin to bin, at least `FLOOR`. Far above it
+    errors are factors, as those of large services are; near it they are amounts, as those of counts are.
+    """
+    out: Floats = np.maximum(np.maximum(FLOOR * state["mean"], state["noise"]), 1e-9)
+    return out
 
 
 def log_rate(state: State, rate: Floats) -> Floats:
@@ -131,6 +136,9 @@ def update(state: State, rate: Floats, index: int, grid: Grid) -> State:
     seen = new["seen"] + ok
     step = np.where(ok, 1.0 / np.clip(seen, 1.0, grid.season), 0.0)
     new["mean"] += step * (np.where(ok, rate, 0.0) - new["mean"])
+    moved = np.where(ok & ~np.isnan(new["rate"]), np.abs(rate - new["rate"]), new["noise"])
+    new["noise"] += step * (moved - new["noise"])
+    new["rate"] = np.where(ok, rate, new["rate"])
     new["seen"] = seen
     z = log_rate(new, rate)
     _drop_partial(new, ok)

@@ -48,11 +48,13 @@ class Forecaster:
     grid: Grid = field(init=False)
     windows: tuple[tuple[int, int], ...] = field(init=False)
     horizon: int = field(init=False)
+    form: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "grid", Grid(self.bin_s, self.season_s))
         object.__setattr__(self, "windows", self._windows())
         object.__setattr__(self, "horizon", max(last for _, last in self.windows))
+        object.__setattr__(self, "form", {key: _but_rows(key, value) for key, value in self.empty(1).items()})
 
     def _windows(self) -> tuple[tuple[int, int], ...]:
         held = self.commitment_s if isinstance(self.commitment_s, Sequence) else [self.commitment_s] * len(self.leads_s)
@@ -119,6 +121,10 @@ class Forecaster:
         """The member that carries the most weight at the highest quantile but one (or the only one)."""
         weight = _softmax(WEIGHT_RATE * state["regret"][row, lead, max(0, len(self.quantiles) - 2)])
         return COMBINED[int(weight.reshape(len(COMBINED), -1).sum(axis=-1).argmax())]
+
+    def fits(self, state: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Whether the state is one of this forecaster's, and not of another with other leads, bins or members."""
+        return {key: _but_rows(key, value) for key, value in state.items()} == self.form
 
     def joined(self, state: State, n: int) -> State:
         """The state with `n` more series at the end, which nothing is known of."""
@@ -241,6 +247,12 @@ class Forecaster:
         for key, value in (("centres", centres), ("spoken", spoken)):
             row = np.where(seen[:, None, None], value, np.nan).astype(np.float32)
             new[key] = np.concatenate([new[key][1:], row[None]], axis=0)
+
+
+def _but_rows(key: str, value: npt.NDArray[Any]) -> tuple[int, ...]:
+    """The array's shape without the axis of the services."""
+    axis = 1 if key in BY_AGE else 0
+    return value.shape if key == "index" else value.shape[:axis] + value.shape[axis + 1 :]
 
 
 def _part(state: State, prefix: str) -> State:

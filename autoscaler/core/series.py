@@ -135,6 +135,8 @@ def observe(known: SeriesBelief, loads: Sequence[ServiceLoad], at_s: float) -> S
     """The series after one observation; what was not measured says nothing. Time that goes back is not learnt."""
     if known.index >= 0 and at_s <= known.seen_at_s:
         return known
+    if known.keys and not FORECASTER.fits(known.state):  # a snapshot of a version that forecast otherwise
+        known = replace(known, state=Arrays(FORECASTER.empty(len(known.keys))))
     known = _with_rows(known, sorted({load.service for load in loads} - set(known.keys)))
     if not known.keys:
         return known

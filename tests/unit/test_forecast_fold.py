@@ -154,3 +154,12 @@ def test_a_service_that_nobody_has_seen_has_no_forecast() -> None:
     assert long_forecast(SeriesBelief(), CHAT, 60.0) is None
     known = ServiceBelief(history=(Sample(at_s=5.0, arrival_rps=1.0, prefill_tps=0.0, decode_tps=0.0),))
     assert forecast(replace(EMPTY, services={CHAT: known}), 10.0) == ()
+
+
+def test_a_state_of_another_version_begins_anew() -> None:
+    old = played(lambda _: 4.0, 30)
+    state = {key: value for key, value in old.series.state.items() if key != "member.noise"}
+    known = replace(old.series, state=Arrays(state))
+    later = observe(observe(known, (seen(known.seen_at_s + 60.0, 4.0),), known.seen_at_s + 60.0), (), 2e6)
+    assert later.state.keys() == old.series.state.keys()
+    assert later.state["windows"].sum() == 0.0
