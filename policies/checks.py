@@ -6,7 +6,7 @@ Every check yields the keys it compared and what to do; the first key is the one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from .clocks import is_zone
@@ -15,6 +15,7 @@ from .problems import Path
 
 Finding = tuple[tuple[str, ...], Path, str]  # top-level keys compared, path to report, text
 OWNED_MARKETS = ("on_demand", "odcr", "block")
+MOST_LIMIT_S = 86_400.0
 
 
 def service_findings(service: Service) -> Iterator[Finding]:
@@ -35,6 +36,46 @@ def unit_findings(unit: Unit) -> Iterator[Finding]:
     if unit.quota_gpus is not None and floor_gpus > unit.quota_gpus:
         text = f"is {unit.quota_gpus}, but min_replicas of the services need {floor_gpus} GPUs; raise it, or lower them"
         yield ("quota_gpus", "services"), ("quota_gpus",), text
+    yield from _loans(unit)
+    yield from _budgets(unit)
+
+
+def house_findings(units: Sequence[Unit]) -> Iterator[tuple[int, Path, str]]:
+    """Number of the unit, path and text of everything contradictory between units.
+
+    A loan has no circle to go: only what a unit does not hold of its own share is lent, never what it borrows.
+    """
+    for number, unit in enumerate(units):
+        if not isinstance(unit.borrows, bool) and unit.quota_gpus is not None:
+            lent = sum(_lends(other) for other in units if other is not unit)
+            if unit.borrows > lent:
+                text = (
+                    f"is {unit.borrows}, but all other units together lend at most {lent} GPUs; lower it, or lend more"
+                )
+                yield number, ("borrows",), text
+
+
+def _lends(unit: Unit) -> int:
+    """GPUs that a unit without any load lends."""
+    quota = unit.quota_gpus or 0
+    return (quota if unit.lends else 0) if isinstance(unit.lends, bool) else min(unit.lends, quota)
+
+
+def _loans(unit: Unit) -> Iterator[Finding]:
+    for key in ("lends", "borrows"):
+        value = getattr(unit, key)
+        if not isinstance(value, bool) and unit.quota_gpus is None:
+            yield (key, "quota_gpus"), (key,), f"is {value} GPUs of no quota; give quota_gpus, or leave {key} out"
+    if not isinstance(unit.lends, bool) and unit.quota_gpus is not None and unit.lends > unit.quota_gpus:
+        text = f"is {unit.lends}, more than quota_gpus {unit.quota_gpus}; lower it, or write true"
+        yield ("lends", "quota_gpus"), ("lends",), text
+
+
+def _budgets(unit: Unit) -> Iterator[Finding]:
+    hour, month = unit.budget_usd_per_h, unit.budget_usd_per_month
+    if hour is not None and month is not None and hour > month:
+        text = f"is {hour:g}, more than budget_usd_per_month {month:g} in a single hour; lower it, or raise the month's"
+        yield ("budget_usd_per_h", "budget_usd_per_month"), ("budget_usd_per_h",), text
 
 
 def _api_keys(unit: Unit) -> Iterator[Finding]:
@@ -75,6 +116,12 @@ def _slo(service: Service) -> Iterator[Finding]:
         if whole_s is not None and slo.ttft_s is not None and whole_s < slo.ttft_s:
             text = f"is {whole_s:g}, less than ttft_s {slo.ttft_s:g}, which it includes; raise it, or lower ttft_s"
             yield ("slo",), ("slo", key), text
+    if slo.e2e_s is not None and slo.deadline_s is not None and slo.deadline_s != slo.e2e_s:
+        looser = "deadline_s" if slo.deadline_s > slo.e2e_s else "e2e_s"
+        text = "is never what decides: e2e_s and deadline_s limit the same time; keep the smaller one"
+        yield ("slo",), ("slo", looser), text
+    if slo.ttft_s is not None and slo.ttft_s > MOST_LIMIT_S:
+        yield ("slo",), ("slo", "ttft_s"), f"is {slo.ttft_s:g} s, more than a day; seconds are meant"
     if service.goal == "latency" and slo.ttft_s is None and slo.tpot_s is None and slo.e2e_s is None:
         yield ("slo", "goal"), ("slo",), "sets no limit although the goal is latency; give ttft_s, tpot_s or e2e_s"
 
@@ -108,6 +155,12 @@ def _sacrifice(service: Service) -> Iterator[Finding]:
     if "smaller_variant" in service.sacrifice and len(service.variants) < 2:
         text = "names smaller_variant, but there are not two variants; add a variant, or drop it"
         yield ("sacrifice", "variants"), ("sacrifice",), text
+    if not service.sacrifice:
+        yield ("sacrifice",), ("sacrifice",), "is empty; name at least one of queue, smaller_variant, overflow, shed"
+    elif "shed" in service.sacrifice[:-1]:
+        index = service.sacrifice.index("shed")
+        text = f"shed stands before {service.sacrifice[index + 1]}, which would never be tried; move shed to the end"
+        yield ("sacrifice",), ("sacrifice", index), text
 
 
 def _variants(service: Service) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from . import tree
-from .checks import Finding, service_findings, unit_findings
+from .checks import Finding, house_findings, service_findings, unit_findings
 from .clocks import with_clock_changes
 from .model import PolicySet, Service, Unit
 from .problems import Path, Problem, Problems
@@ -71,6 +71,7 @@ def compose(units: Sequence[tree.Document]) -> tuple[PolicySet, tuple[Origin, ..
     problems: list[Problem] = []
     drafts = [draft for document in units if (draft := _draft(document, defaults, problems)) is not None]
     problems += _named_twice(drafts)
+    problems += [] if problems else _between(drafts)
     if problems:
         raise PolicyProblems(problems)
     found = sorted((draft.unit for draft in drafts if draft.unit), key=lambda unit: unit.unit)
@@ -179,6 +180,12 @@ def _named_twice(drafts: list[_Draft]) -> Iterator[Problem]:
             yield draft.document.problem(("unit",), text)
         elif isinstance(name, str):
             first[name] = draft.document
+
+
+def _between(drafts: list[_Draft]) -> Iterator[Problem]:
+    """What is wrong between units that are each in order."""
+    for number, path, text in house_findings([draft.unit for draft in drafts if draft.unit is not None]):
+        yield drafts[number].document.problem(path, text)
 
 
 def _draft_origins(draft: _Draft) -> Iterator[Origin]:

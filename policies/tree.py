@@ -6,6 +6,7 @@ expansion bombs), tags (the root of code execution) and nesting over 24 levels. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -20,6 +21,7 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 24
 MAX_NUMBER_LENGTH = 40
 _TAG = "tag:yaml.org,2002:"
+_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}$")
 _SCALARS = yaml.constructor.SafeConstructor()
 
 
@@ -178,6 +180,9 @@ def _scalar(node: yaml.Node) -> Any:
         return _SCALARS.construct_yaml_float(node)
     if kind == "bool":
         return _SCALARS.construct_yaml_bool(node)
+    if kind == "str" and not node.style and _EXPONENT.match(text):
+        value = float(text)  # 1e9 is a number to everybody but YAML 1.1, which wants 1.0e+9
+        return int(value) if value.is_integer() and abs(value) < 2.0**53 else value
     return None if kind == "null" else text
 
 

@@ -30,6 +30,7 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+_LOAN_KINDS = ("bool", "constrained-int")
 _PATTERNS = {
     r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$": "is not a name; use lower-case letters, digits and inner hyphens",
     r"^https?://": "is not a web address; start it with http:// or https://",
@@ -47,7 +48,14 @@ _SECRETS = {
 def translate(error: ValidationError, model: type[BaseModel]) -> Iterator[tuple[Path, str]]:
     """Path and human text of every problem pydantic found while reading `model`."""
     for detail in error.errors(include_url=False):
-        yield detail["loc"], _text(detail, model)
+        path = detail["loc"]
+        if path and path[-1] in _LOAN_KINDS:  # pydantic names each kind that a value is not
+            yield (
+                path[:-1],
+                f"must be true, false or a number of GPUs from 0 on, not {show(detail['input'])}; correct it",
+            )
+        else:
+            yield path, _text(detail, model)
 
 
 def _text(detail: Mapping[str, Any], model: type[BaseModel]) -> str:

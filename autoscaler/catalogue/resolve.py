@@ -54,13 +54,13 @@ def located(folder: Path, error: CatalogueProblems) -> PolicyProblems:
 
 def written_by(error: CatalogueProblems, written: tuple[Origin, ...]) -> tuple[Problem, ...]:
     """The same problems at the places in `written` that wrote each key."""
-    return tuple(_located(detail, written) for detail in error.details)
+    places = {origin.key: origin for origin in written}
+    return tuple(_located(detail, places) for detail in error.details)
 
 
-def _located(detail: ShapeProblem, written: tuple[Origin, ...]) -> Problem:
+def _located(detail: ShapeProblem, places: dict[str, Origin]) -> Problem:
     """The problem at the line that wrote its key, or at its parent's first line where the default is in force."""
     key = f"{detail.service}.{detail.key}"
     parent = key.rpartition(".")[0]
-    where = next((origin for origin in written if origin.key == key), None)
-    where = where or next(origin for origin in written if origin.key.startswith(parent))
+    where = places.get(key) or next(origin for name, origin in places.items() if name.startswith(parent))
     return Problem(where.file, where.line, f"{detail.service}.{detail.key}", detail.text)

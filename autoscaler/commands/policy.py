@@ -19,6 +19,7 @@ import yaml
 from autoscaler.adapters.ray_auth import WANTS_TOKEN, auth_headers
 from autoscaler.catalogue import Catalogue, CatalogueProblems, Resolved, located, resolve
 from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, check_json, check_port, write_json
+from autoscaler.commands.promises import broken_promises
 from autoscaler.render import Engine, differences, serve_config
 from policies.load import Origin, PolicyProblems, origins
 from serve_apps.wire import GATEWAY_APP, split_app
@@ -34,6 +35,9 @@ def check_command(folder: Path, resolved: bool = False, json_out: str | None = N
     check_json(json_out)
     try:
         found, _ = _rendered(folder, "vllm")
+        broken = broken_promises(found)
+        if broken:
+            raise located(folder, CatalogueProblems(broken))
     except PolicyProblems as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
