@@ -73,6 +73,7 @@ NEVER_RUNS = "NeverRuns"  # our word, no code of a cloud
 YOUNG_S = 1800.0  # an instance that is taken away younger than this was hardly worth its boot
 TAKEN_IN_ROW_S = 7200.0
 TAKEN_MARKETS = ("spot", "interruptible")
+NODE_FAULT = "NodeFault"  # a broken node is emptied as if it were reclaimed; its pool took nothing
 TAKE_TOGETHER_S = 60.0
 TAKEN_FREE = 1  # once is weather
 TAKEN_BASE_S = 240.0
@@ -269,7 +270,8 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
         beliefs = _learn_end(beliefs, before, now, row, cloud.at_s)
         if _never_runs(beliefs, now, cloud.at_s):
             beliefs = _cooled(beliefs, now.offering, "no_capacity", NEVER_RUNS, cloud.at_s)
-        if now.reclaim_at_s is not None and before.reclaim_at_s is None:
+        noticed = row is not None and now.reclaim_at_s is not None and before.reclaim_at_s is None
+        if noticed and not row.state_reason.startswith(NODE_FAULT):
             beliefs = _taken(beliefs, now, cloud.at_s)
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
             instances[instance_id] = now
