@@ -270,8 +270,8 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
         beliefs = _learn_end(beliefs, before, now, row, cloud.at_s)
         if _never_runs(beliefs, now, cloud.at_s):
             beliefs = _cooled(beliefs, now.offering, "no_capacity", NEVER_RUNS, cloud.at_s)
-        noticed = row is not None and now.reclaim_at_s is not None and before.reclaim_at_s is None
-        if noticed and not row.state_reason.startswith(NODE_FAULT):
+        noticed = now.reclaim_at_s is not None and before.reclaim_at_s is None
+        if noticed and row is not None and not row.state_reason.startswith(NODE_FAULT):
             beliefs = _taken(beliefs, now, cloud.at_s)
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
             instances[instance_id] = now
