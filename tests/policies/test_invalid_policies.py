@@ -95,6 +95,11 @@ def test_hostile_files_are_refused_fast(name: str, tmp_path: Path) -> None:
     assert time.process_time() - before_s < 1.0
 
 
+def test_what_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"unit: a\nowner: \xff\xfe\n")
+    assert read(tmp_path) == [":2: is not UTF-8 text; save it as UTF-8"]
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.yaml")
     assert read(tmp_path) == [": is not a regular file; remove it, or give it another name"]
