@@ -27,7 +27,7 @@ help:
 	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
 	@echo 'make install      .venv with everything'
 	@echo 'make lint         the static checks of make test'
-	@echo 'make proof        the property tests with many more examples, and the scoreboard of all controllers'
+	@echo 'make proof        many more property examples and faults, a Capacity Block live, the scoreboard of all controllers'
 	@echo 'make scoreboard   the same scoreboard, written into docs/ and README'
 	@echo 'make lock         resolve the dependencies anew and write requirements.lock'
 	@echo 'make clean        remove .venv, build and the caches'
@@ -69,10 +69,12 @@ $(PROMETHEUS)/prometheus:
 	dpkg-deb --extract build/prometheus_*.deb build/prometheus
 	@test -x $@
 
-# Takes about an hour; killed and started again, the scoreboard goes on where it was. `make scoreboard` then writes what
+# Takes about two hours; killed and started again, the scoreboard goes on where it was. `make scoreboard` then writes what
 # was measured into docs/ and README; `make scoreboard BENCH='--older --results DIR'` passes options on.
 proof: install
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
+	QM_EC2_SEEDS=2000 QM_EC2_SOCKET_SEEDS=50 $(BIN)/python -m pytest tests/simulation/test_ec2_faults.py --timeout=0
+	$(BIN)/python -m pytest tests/live/test_block_live.py --capture=no
 	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html $(BENCH)
 
 scoreboard: install

@@ -134,7 +134,7 @@ def _place(region: Region, params: Params) -> tuple[str, str]:
 
 def grant(region: Region, order: Order, now_s: float) -> list[Instance]:
     """The instances that `order` gets, `order.low` at least. Raises Refusal."""
-    if not any((p.instance_type, p.zone) == (order.instance_type, order.zone) for p in region.pools):
+    if (order.instance_type, order.zone) not in region.places():
         raise Refusal("Unsupported", f"{order.instance_type} is not supported in {order.zone}")
     if not region.launch_tokens.take(now_s, float(order.low)):
         raise Refusal("RequestLimitExceeded", "Request limit exceeded.", 503)

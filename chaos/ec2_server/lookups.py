@@ -12,7 +12,7 @@ from chaos.ec2_server.state import Refusal
 
 def describe_instance_type_offerings(call: Call) -> dict[str, Any]:
     """Types by zone."""
-    rows = sorted({(pool.instance_type, pool.zone) for pool in call.region.pools})
+    rows = sorted(call.region.places())
     wanted = _filters(call, "instance-type", "location")
     kept = [
         {"InstanceType": kind, "LocationType": "availability-zone", "Location": zone}

@@ -179,7 +179,7 @@ class Message:
 class Region:
     """What may be set up before and changed during a test; everything a real region hides is in here.
 
-    `pools` is the inventory in instances, ours included; a type is offered in a zone when a pool of it exists.
+    `pools` is the inventory in instances, ours included; a type is offered in a zone that has it (`places`).
     `subnets` maps a subnet to its zone and free addresses, `templates` a launch template to its data in RunInstances'
     words. `lag_s` is the greatest age of what a listing shows. `stopping_s` is how long an instance takes to end; it is
     endless where something outside says when it has (`ended`).
@@ -222,6 +222,11 @@ class Region:
         """A fresh identifier."""
         self.made += 1
         return f"{prefix}-{self.made:017x}"
+
+    def places(self) -> set[tuple[str, str]]:
+        """Types with the zones that have them: where there is a pool, a reservation or a block."""
+        bought = (*self.blocks.values(), *self.reservations.values())
+        return {(row.instance_type, row.zone) for row in self.pools} | {(row.instance_type, row.zone) for row in bought}
 
     def admit(self, action: str, now_s: float) -> None:
         """Count the call. Raises Refusal when it is throttled or forbidden."""

@@ -36,6 +36,7 @@ SUPPLY = (
     "market: on_demand, count: 2, boot_s: {dist: constant, mean: 5}}\n"
 )
 UNTIL_START_S, IN_USE_S, AFTER_S = 120.0, 300.0, 150.0
+WARM_S = 150.0  # launch, boot and load on a machine that has other work
 CLOSING_S = 2400.0
 EVERY_S = 1.5
 WALL_S = 1500.0
@@ -147,7 +148,7 @@ def test_a_block_is_used_from_its_start_and_left_before_it_closes_and_nobody_not
         wait_for(lambda: cluster.gateway_is_up() and seen.ready().get("on_demand", 0) > 0, time.time() + 240.0, "ready")
         users = Users(cluster.gateway_url, close_at_s + AFTER_S - 30.0 - time.time())
         users.start()
-        warm_at_s = wait_for(lambda: seen.ready().get("block", 0) > 0, start_at_s + 120.0, "a replica in the block")
+        warm_at_s = wait_for(lambda: seen.ready().get("block", 0) > 0, start_at_s + WARM_S, "a replica in the block")
         moved_at_s = wait_for(lambda: "on_demand" not in seen.ready(), close_at_s, "on-demand given back")
         replaced_at_s = wait_for(lambda: seen.ready().get("on_demand", 0) > 0, close_at_s, "replaced")
         wait_for(lambda: "block" not in seen.ready(), close_at_s + AFTER_S, "the block left")

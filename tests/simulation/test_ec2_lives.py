@@ -41,7 +41,7 @@ def test_a_capacity_block_from_purchase_to_end(tmp_path: Path) -> None:
     begins_s, ends_s = 900.0, 900.0 + HOUR_S
     sold = BlockOffering("cb-1", SMALL, A, 2, START_S + begins_s, START_S + ends_s, 90.0)
     block = place("block", market="block", reservation="cr-00000000000000001", price_usd_per_h=1.0)
-    with scene(hidden({ON_B: 5, ON_A: 0}, blocks={"cb-1": sold}), DEAR, block, replicas=2) as made:
+    with scene(hidden({ON_B: 5}, blocks={"cb-1": sold}), DEAR, block, replicas=2) as made:
         caller = Caller(clients(EAST), Bucket(10.0, 1.0, made.clock.now_s))
         (found,) = for_sale(caller, SMALL, 2, 1)
         assert Purchases(caller, tmp_path, made.clock.now_s).buy("spring", found) == block.reservation
