@@ -225,8 +225,9 @@ class Region:
 
     def places(self) -> set[tuple[str, str]]:
         """Types with the zones that have them: where there is a pool, a reservation or a block."""
-        bought = (*self.blocks.values(), *self.reservations.values())
-        return {(row.instance_type, row.zone) for row in self.pools} | {(row.instance_type, row.zone) for row in bought}
+        found = {(pool.instance_type, pool.zone) for pool in self.pools}
+        found |= {(block.instance_type, block.zone) for block in self.blocks.values()}
+        return found | {(row.instance_type, row.zone) for row in self.reservations.values()}
 
     def admit(self, action: str, now_s: float) -> None:
         """Count the call. Raises Refusal when it is throttled or forbidden."""
