@@ -362,6 +362,7 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
     from autoscaler.commands.policy import schema_command
 
     others = {
+        "cloud": _cloud_schema,
         "forecast": _forecast_schema,
         "predict": _predict_schema,
         "recommend": _recommend_schema,
@@ -370,6 +371,12 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
         "scoreboard": _scoreboard_schema,
     }
     raise typer.Exit(schema_command(name, others))
+
+
+def _cloud_schema() -> dict[str, Any]:
+    from autoscaler.adapters.ec2.load import Ec2File
+
+    return Ec2File.model_json_schema()
 
 
 def _forecast_schema() -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tests.scene import Scene, offering, service, unit
 
 START_S = 0.5
 COMMANDS = (
-    *("advise", "apply", "bench", "check", "down", "explain", "forecast", "predict"),
+    *("advise", "apply", "bench", "check", "doctor", "down", "explain", "forecast", "predict"),
     *("recommend", "render", "replay", "run", "schema", "simulate", "status", "up"),
 )
 UNIT = """

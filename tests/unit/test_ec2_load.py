@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,10 @@ def test_a_file_that_is_no_map_or_not_there_is_said(tmp_path: Path) -> None:
     assert problems(tmp_path, "a: [\n")[0].startswith(":2: is not valid YAML")
     with pytest.raises(Problems, match=r"cloud/ec2\.yaml: does not exist; write it as docs/ec2\.md shows"):
         load_ec2(tmp_path / "nowhere")
+
+
+def test_the_file_that_the_documents_show_is_a_good_one(tmp_path: Path, root: Path) -> None:
+    shown = re.search(r"^```yaml\n(cluster: .*?)^```", (root / "docs" / "ec2.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    config = load_ec2(written(tmp_path, shown[1]))
+    assert (config.cluster, config.image, len(config.offerings)) == ("prod", "ami-0a", 10)

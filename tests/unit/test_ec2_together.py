@@ -13,7 +13,7 @@ from autoscaler.adapters.ec2.quotas import Quotas
 from autoscaler.core.events import Acted, LaunchGranted, LaunchRefused, LaunchTried
 from autoscaler.core.model import Launch, Plan, Terminate
 from autoscaler.core.reasons import ReasonCode, why
-from autoscaler.ports import FleetCloud, Misconfigured, NoCapacity, Quota, Superseded, Transient
+from autoscaler.ports import FleetCloud, Misconfigured, NoCapacity, Quota, Superseded, Throttled, Transient
 from chaos.ec2_server.state import Pool, Reservation
 from serve_apps.wire import NodeReport, PlanMessage
 from tests.ec2_rig import BIG, HUGE, A, B, Ec2Rig, ec2, offer, region
@@ -228,6 +228,19 @@ def test_instances_carry_the_epoch_and_an_old_epoch_neither_launches_nor_ends_an
                 act()
         assert len(rig.region.instances) == 1
         assert rig.region.instances[instance_id].reason == ("", "")
+
+
+def test_a_right_that_cannot_be_confirmed_sends_nothing_and_blames_no_pool() -> None:
+    class Unknown(Term):
+        def check(self) -> None:
+            raise Transient("S3 does not answer")
+
+    with ec2(region(templates=TEMPLATE), **NODE) as rig:
+        rig.cloud.hold(Unknown())
+        for act in (lambda: rig.cloud.launch("od-a", 1, "t1"), lambda: rig.cloud.launch_any(("od-a", "od-b"), 1, "t2")):
+            with pytest.raises(Throttled):
+                act()
+        assert rig.calls("RunInstances") + rig.calls("CreateFleet") == 0
 
 
 # ---- notices --------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from autoscaler.ports import (
     PortError,
     Refused,
     Tenure,
+    Throttled,
     Transient,
 )
 
@@ -177,8 +178,12 @@ class Launcher:
         return words.launch_tags(self._config, token, offering, until_s, epoch)
 
     def _check_tenure(self) -> None:
-        if self.tenure is not None:
-            self.tenure.check()
+        """Raises Superseded, or Throttled when it cannot be told: then nothing was sent, and no pool is to blame."""
+        try:
+            if self.tenure is not None:
+                self.tenure.check()
+        except Transient as error:
+            raise Throttled(f"whether this controller may still act is not known: {error}", error.code) from error
 
     def _room(self, offer: OfferConfig, count: int) -> int:
         """`count`, or what the account's quota leaves. Raises Quota when that is nothing."""
