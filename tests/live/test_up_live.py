@@ -1,4 +1,7 @@
-"""`qm up` as a user runs it: a real Ray cluster, real Serve, the simulated engine, a load, a shortage, and the end."""
+"""`qm up` as a user runs it: a real Ray cluster, real Serve, the simulated engine, a load, a shortage, and the end.
+
+Instances come from the test EC2, through boto3, as in production; those of the local cloud have tests beside this one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ WALL_S = 780.0  # what `qm up` allows itself: Ray, 300 s to the first replica, t
 def test_up_with_the_simulated_engine_survives_a_shortage_and_leaves_nothing(tmp_path: Path) -> None:
     out, journal = tmp_path / "report.json", tmp_path / "journal"
     code, printed = _run_to_its_end(
-        [*QM, "up", "--engine=sim", "--minutes=2", "--http-port=0", f"--json={out}", f"--journal={journal}"],
+        [
+            *(*QM, "up", "--engine=sim", "--cloud=ec2-server", "--minutes=2", "--http-port=0"),
+            *(f"--json={out}", f"--journal={journal}"),
+        ],
         tmp_path / "printed.txt",
     )
     assert code == 0, printed[-4000:]
