@@ -59,7 +59,10 @@ class Imds:
     """
 
     def __init__(self, url: str = IMDS_URL, clock_s: Callable[[], float] = time.time) -> None:
+        import httpx
+
         self._url, self._clock_s = url, clock_s
+        self._http = httpx.Client(timeout=IMDS_TIMEOUT_S, trust_env=False)
         self._token, self._token_at_s = "", float("-inf")
         self._planned_at_s = float("-inf")
         self._maintenance_at_s: float | None = None
@@ -85,16 +88,14 @@ class Imds:
         self._maintenance_at_s = min(begins) if begins else None
 
     def _get(self, path: str) -> str:
-        """What lies at `path` below meta-data; empty when nothing does."""
-        import httpx
-
+        """What lies at `path` below meta-data; empty when nothing does. One connection serves for all."""
         now_s = self._clock_s()
         if now_s - self._token_at_s > TOKEN_S / 2.0:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": f"{TOKEN_S:.0f}"}
-            reply = httpx.put(f"{self._url}/api/token", headers=ttl, timeout=IMDS_TIMEOUT_S).raise_for_status()
+            reply = self._http.put(f"{self._url}/api/token", headers=ttl).raise_for_status()
             self._token, self._token_at_s = reply.text, now_s
         headers = {"X-aws-ec2-metadata-token": self._token}
-        answer = httpx.get(f"{self._url}/meta-data/{path}", headers=headers, timeout=IMDS_TIMEOUT_S)
+        answer = self._http.get(f"{self._url}/meta-data/{path}", headers=headers)
         if answer.status_code == 404:
             return ""
         return answer.raise_for_status().text
