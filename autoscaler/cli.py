@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from autoscaler.commands.interrupt import Interrupted, interruptible
+from autoscaler.commands.outcome import flush_output
 from autoscaler.ownership import check_ownership
 
 
@@ -87,6 +88,8 @@ def main() -> None:
     except Interrupted as stop:
         typer.echo(str(stop), err=True)
         raise SystemExit(stop.code) from None
+    finally:
+        flush_output()
 
 
 @app.callback()

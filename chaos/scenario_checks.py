@@ -41,6 +41,8 @@ def _times(scenario: Scenario) -> Iterator[Finding]:
 
 def _demand(scenario: Scenario) -> Iterator[Finding]:
     known = [key for key, _, _ in scenario.policy_set.services()]
+    if not scenario.demand:
+        yield ("demand",), "is empty, so nothing would happen; give a row: {service: UNIT/SERVICE, synthetic: …}"
     for index, row in enumerate(scenario.demand):
         if row.service not in known:
             yield ("demand", index, "service"), f"{row.service} is in no policy; {suggestion(row.service, known)}"

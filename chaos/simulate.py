@@ -17,7 +17,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_apart, check_file, check_json, write_json
+from autoscaler.commands.interrupt import NOTHING, interrupted
+from autoscaler.commands.outcome import (
+    OK,
+    VIOLATED,
+    BadInput,
+    check_apart,
+    check_file,
+    check_json,
+    write_file,
+    write_json,
+)
 from chaos.demand import TraceProblems
 from chaos.pools import check_supply
 from chaos.report import Report, ServiceReport
@@ -51,11 +61,12 @@ def simulate_command(given: Given) -> int:
     for note in notes:
         print(note, file=sys.stderr)
     recorder = _Recorder() if given.html is not None else None
-    report = run(scenario, given, recorder)
+    with interrupted(NOTHING if given.journal is None else f"{given.journal} has the journal up to the last tick"):
+        report = run(scenario, given, recorder)
     if given.html is not None and recorder is not None:
         from chaos.picture import page
 
-        given.html.write_text(page(scenario, report, recorder.samples), encoding="utf-8")
+        write_file("--html", given.html, page(scenario, report, recorder.samples))
     if given.json_file is not None:
         write_json(given.json_file, report.model_dump_json(indent=1).encode())
     if given.json_file != "-":

@@ -35,6 +35,8 @@ from chaos.scenario_format import Agents, Demand, Tokens
 CHUNK = 65_536
 TASK_KINDS = 4096
 MAX_REQUESTS = 1e11
+MANY_REQUESTS = 2e7  # from here on the run is announced with its length
+REQUESTS_PER_S = 3e5  # of one core, with our controller (`qm bench world`)
 ONCE_S = 1e9  # a trace of one instant has no length to be repeated after
 COPY_SHIFT_S = (
     60.0  # copies of a request trace are shifted by up to this much: the minute's rate stays, bursts do not add
@@ -78,6 +80,7 @@ def check_traces(scenario: Scenario) -> tuple[str, ...]:
     """Reads every demand trace; what there is to know of them, one line each. Raises TraceProblems with all."""
     problems: list[str] = []
     notes: list[str] = []
+    total = 0.0
     for demand in scenario.demand:
         try:
             source = _source(scenario, demand)
@@ -85,6 +88,7 @@ def check_traces(scenario: Scenario) -> tuple[str, ...]:
         except TraceProblems as error:
             problems += error.problems
             continue
+        total += expected
         if expected > MAX_REQUESTS:
             text = f"would send {expected:.3g} requests; lower scale or rps, or shorten duration_s"
             problems.append(f"demand of {demand.service}: {text}")
@@ -93,6 +97,11 @@ def check_traces(scenario: Scenario) -> tuple[str, ...]:
             notes.append(f"demand of {demand.service}: {demand.trace}: {text}")
     if problems:
         raise TraceProblems(tuple(dict.fromkeys(problems)))
+    if total > MANY_REQUESTS:
+        text = "lower duration_s, or scale or rps of the demand, for a shorter run; time goes with their number"
+        notes.append(
+            f"about {total:,.0f} requests, {total / REQUESTS_PER_S / 60.0:,.0f} minutes of one core or more; {text}"
+        )
     return tuple(notes)
 
 

@@ -7,6 +7,7 @@ May not decide anything about a forecast itself. Docs: docs/forecasting.md.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from autoscaler.commands.outcome import OK, BadInput, check_apart, check_file, check_json, write_json
+from autoscaler.commands.outcome import (
+    OK,
+    BadInput,
+    check_apart,
+    check_file,
+    check_input,
+    check_json,
+    write_file,
+    write_json,
+)
 from forecasting.backtest import Cell, cells, predict, with_points
 from forecasting.model import Forecaster
 from forecasting.series import MOST_PROBLEMS, Row, Series, regular
@@ -103,9 +113,9 @@ def forecast_command(given: Given) -> int:
     scored = cells(series.values, said, forecaster)
     report = _report(given, series, scored, spent / max(1, int(series.present.sum())), leading[: len(leads)])
     if given.predictions is not None:
-        _write_predictions(given.predictions, series, said, forecaster)
+        write_file("--predictions", given.predictions, _predictions(series, said, forecaster))
     if given.html is not None:
-        given.html.write_text(_picture(given, series, said, forecaster), encoding="utf-8")
+        write_file("--html", given.html, _picture(given, series, said, forecaster))
     if given.json_file is not None:
         write_json(given.json_file, report.model_dump_json(indent=2).encode())
     if given.json_file != "-":
@@ -125,6 +135,12 @@ def _leads(text: str) -> tuple[float, ...]:
 
 def _forecaster(given: Given, leads: tuple[float, ...], series: Series) -> Forecaster:
     forecaster = Forecaster(series.bin_s, leads, given.commitment_s, season_s=given.season_s)
+    scored, needed = len(series.values) - len(series.values) // 2 - 1, min(last for _, last in forecaster.windows)
+    if scored < needed:
+        raise BadInput(
+            f"{given.csv_file}: {len(series.values)} bins of {series.bin_s:g} s: the second half is forecast, and "
+            f"the shortest window ends {needed} bins ahead; give more rows, or shorter --lead-s and --commitment-s"
+        )
     if forecaster.horizon > 10_000:
         raise BadInput(f"--lead-s {given.lead_s}: reaches {forecaster.horizon} bins ahead, more than 10000; shorten it")
     if given.season_s < 2 * series.bin_s:
@@ -136,6 +152,7 @@ def _forecaster(given: Given, leads: tuple[float, ...], series: Series) -> Forec
 def read_series(given: Given) -> Series:
     """The series that the options name. Raises BadInput with every problem as ``file:line: column: …``."""
     name = str(given.csv_file)
+    check_input(given.csv_file)
     try:
         with given.csv_file.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -143,7 +160,7 @@ def read_series(given: Given) -> Series:
             if header is None:
                 raise BadInput(f"{name}:1: is empty; give a CSV with a header")
             at, time_at, unit = _columns(given, [word.strip() for word in header])
-            rows, problems = _rows(reader, at, time_at, unit, given)
+            rows, problems = _rows(reader, len(header), at, time_at, unit, given)
     except OSError as error:
         raise BadInput(f"{name}: {error.strerror}; name a file that can be read") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -172,16 +189,19 @@ def _columns(given: Given, header: list[str]) -> tuple[int, int, str]:
     return header.index(given.column), header.index(time_column), unit
 
 
-def _rows(reader: Iterator[list[str]], at: int, time_at: int, unit: str, given: Given) -> tuple[list[Row], list[str]]:
+def _rows(
+    reader: Iterator[list[str]], columns: int, at: int, time_at: int, unit: str, given: Given
+) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     problems: list[str] = []
     for line, fields in enumerate(reader, start=2):
         if not any(field.strip() for field in fields):
             continue
-        if len(fields) <= max(at, time_at):
-            problems.append(
-                f"{line}: {given.column}: the row has {len(fields)} fields; give every column of the header"
-            )
+        if not max(at, time_at) < len(fields) <= columns:
+            text = f"the row has {len(fields)} fields, the header {columns}; give every column, and quote commas"
+            problems.append(f"{line}: {given.column}: {text}")
+            if len(problems) >= MOST_PROBLEMS:
+                break
             continue
         stamp, value = _instant(fields[time_at].strip(), unit), _value(fields[at].strip(), given)
         if stamp is None:
@@ -270,18 +290,19 @@ def _nulls(values: dict[str, float]) -> dict[str, float | None]:
     return {key: _null(value) for key, value in values.items()}
 
 
-def _write_predictions(path: Path, series: Series, said: npt.NDArray[np.float64], forecaster: Forecaster) -> None:
-    """One row per origin of the last half, lead and quantile."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(("origin_s", "lead_s", "q", "value"))
-        for row in range(len(series.values) // 2, len(series.values)):
-            if not series.present[row] or np.isnan(said[row]).any():
-                continue
-            origin = f"{series.start_s + row * series.bin_s:.10g}"
-            for k, lead in enumerate(forecaster.leads_s):
-                for q, value in zip(forecaster.quantiles, said[row, k], strict=True):
-                    out.writerow((origin, f"{lead:g}", f"{q:g}", repr(float(value))))
+def _predictions(series: Series, said: npt.NDArray[np.float64], forecaster: Forecaster) -> str:
+    """CSV: one row per origin of the last half, lead and quantile."""
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(("origin_s", "lead_s", "q", "value"))
+    for row in range(len(series.values) // 2, len(series.values)):
+        if not series.present[row] or np.isnan(said[row]).any():
+            continue
+        origin = f"{series.start_s + row * series.bin_s:.10g}"
+        for k, lead in enumerate(forecaster.leads_s):
+            for q, value in zip(forecaster.quantiles, said[row, k], strict=True):
+                out.writerow((origin, f"{lead:g}", f"{q:g}", repr(float(value))))
+    return text.getvalue()
 
 
 def _print(report: ForecastReport) -> None:

@@ -6,6 +6,7 @@ May not hold the model itself (`autoscaler.sizing`). Docs: docs/performance.md.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from autoscaler.catalogue import Catalogue, load_catalogue
-from autoscaler.commands.outcome import OK, BadInput, check_file, check_json, write_json
+from autoscaler.commands.outcome import OK, check_apart, check_file, check_input, check_json, write_file, write_json
 from autoscaler.sizing.closed_loop import answer
 from autoscaler.sizing.engines import Known, laws, unknown
 from autoscaler.sizing.score import Errors, Score, scores
@@ -64,14 +65,16 @@ def predict_command(given: Given) -> int:
     """Runs `qm predict`; returns the exit code. Raises BadInput or Problems for anything that cannot be used."""
     check_json(given.json_file)
     check_file("--predictions", given.predictions)
-    if given.predictions.exists() and given.table.exists() and given.predictions.samefile(given.table):
-        raise BadInput(f"--predictions {given.predictions}: is the table itself; give another file")
+    inputs = [path for path in (given.table, given.fit) if path is not None]
+    check_apart(inputs, {"--predictions": given.predictions, "--json": given.json_file})
+    for path in inputs:
+        check_input(path)
     catalogue = load_catalogue(given.policies)
     table = read_table(given.table)
     fitted = table.rows if given.fit is None else (*read_table(given.fit).rows, *table.rows)
     found = laws({row.engine for row in table.rows}, fitted, catalogue)
     _check_known(given.table, table, found, catalogue)
-    _write(given.predictions, table, found)
+    write_file("--predictions", given.predictions, _predictions(table, found))
     report = _report(table, fitted, found, catalogue)
     if given.json_file is not None:
         write_json(given.json_file, report.model_dump_json(indent=2).encode())
@@ -92,18 +95,19 @@ def _check_known(path: Path, table: Table, found: Mapping[EngineKey, Known], cat
         raise TableProblems(problems[:MOST_PROBLEMS])
 
 
-def _write(path: Path, table: Table, found: Mapping[EngineKey, Known]) -> None:
-    """The table with both figures predicted in every row, what they rest on, and whether the row itself was fitted."""
+def _predictions(table: Table, found: Mapping[EngineKey, Known]) -> str:
+    """CSV: the table with both figures predicted in every row, what they rest on, whether the row itself was fitted."""
     columns = [*table.header, *(name for name in ("ttft_ms", "tpot_ms") if name not in table.header)]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow([*columns, "source", "row_was_fitted"])
-        for row in table.rows:
-            known = found[row.engine]
-            ttft_s, tpot_s = answer(known.law, row.point.load)
-            cells = dict(zip(table.header, row.fields, strict=True))
-            cells |= {"ttft_ms": f"{1000.0 * ttft_s:.6g}", "tpot_ms": f"{1000.0 * tpot_s:.6g}"}
-            out.writerow([*(cells[name] for name in columns), known.source, "yes" if row.measured else "no"])
+    text = io.StringIO()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow([*columns, "source", "row_was_fitted"])
+    for row in table.rows:
+        known = found[row.engine]
+        ttft_s, tpot_s = answer(known.law, row.point.load)
+        cells = dict(zip(table.header, row.fields, strict=True))
+        cells |= {"ttft_ms": f"{1000.0 * ttft_s:.6g}", "tpot_ms": f"{1000.0 * tpot_s:.6g}"}
+        out.writerow([*(cells[name] for name in columns), known.source, "yes" if row.measured else "no"])
+    return text.getvalue()
 
 
 def _report(

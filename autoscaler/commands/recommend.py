@@ -16,7 +16,7 @@ from typing import get_args
 
 from autoscaler.catalogue import Catalogue, load_catalogue
 from autoscaler.catalogue.model import Precision
-from autoscaler.commands.outcome import OK, BadInput, check_file, check_json, write_json
+from autoscaler.commands.outcome import OK, BadInput, check_apart, check_file, check_json, write_file, write_json
 from autoscaler.commands.recommend_view import MeasuredLevel, RecommendReport, page, print_report, report_of
 from autoscaler.core.capacity import BURSTS, Mix
 from autoscaler.sizing.candidates import TP, Candidate, Rejected, candidates, published
@@ -70,6 +70,7 @@ class Given:
 def recommend_command(given: Given) -> int:
     """Runs `qm recommend`; returns the exit code. Raises BadInput or Problems for anything that cannot be used."""
     check_json(given.json_file)
+    check_apart((), {"--json": given.json_file, "--html": given.html})
     if given.html is not None:
         check_file("--html", given.html)
     catalogue = load_catalogue(given.policies)
@@ -87,7 +88,7 @@ def recommend_command(given: Given) -> int:
 
 def _write(given: Given, report: RecommendReport) -> None:
     if given.html is not None:
-        given.html.write_text(page(report), encoding="utf-8")
+        write_file("--html", given.html, page(report))
     if given.json_file is not None:
         write_json(given.json_file, report.model_dump_json(indent=2).encode())
     if given.json_file != "-":

@@ -18,7 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscaler.commands.interrupt import interrupted
-from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_file, check_json, write_json
+from autoscaler.commands.outcome import (
+    OK,
+    VIOLATED,
+    BadInput,
+    check_apart,
+    check_file,
+    check_json,
+    write_file,
+    write_json,
+)
 from chaos.demand import TraceProblems
 from chaos.pools import check_supply
 from chaos.scenario import load_scenario, public_scenarios
@@ -68,7 +77,7 @@ def bench_command(given: Given) -> int:
     if given.html is not None:
         from .picture import page
 
-        given.html.write_text(page(board), encoding="utf-8")
+        write_file("--html", given.html, page(board))
     if given.publish is not None:
         publish(board, given.publish)
     if given.json_file != "-":
@@ -93,6 +102,7 @@ def _alone(results: Path) -> Iterator[None]:
 def _checked(given: Given) -> tuple[Asked, tuple[str, ...]]:
     """What to measure, and what there is to say before. Raises BadInput or a scenario's Problems."""
     check_json(given.json_file)
+    check_apart((), {"--json": given.json_file, "--html": given.html})
     if given.html is not None:
         check_file("--html", given.html)
     problems: list[str] = []

@@ -18,6 +18,7 @@ from autoscaler.ports import NotFound, PortError
 
 from .cloud import WorldCloud
 from .cluster import Cluster, Node
+from .guard import Odd
 from .metrics import WorldMetrics
 from .serving import Gateways
 from .supply import Machine, Pools, Row
@@ -116,7 +117,8 @@ class Desk:
     def read(self, given: object) -> Answer:
         """The answer in what a controller returned. Raises Nonsense."""
         if not isinstance(given, Mapping):
-            raise Nonsense(f"decide returned {type(given).__name__}; it must return a dict")
+            kind = given.kind if isinstance(given, Odd) else type(given).__name__
+            raise Nonsense(f"decide returned {kind}; it must return a dict")
         if unknown := [key for key in given if key not in ("instances", "replicas")]:
             raise Nonsense(f"decide returned the key {str(unknown[0])[:60]!r}; there are instances and replicas")
         parts = [given.get(name, {}) for name in ("instances", "replicas")]

@@ -24,7 +24,7 @@ from serve_apps.timing import Timing
 from serve_apps.wire import app_name
 
 from .desk import Answer, Desk, Nonsense, Waiting
-from .guard import Guard, Raised, TimedOut
+from .guard import Ended, Foreign, Raised, TimedOut
 from .world import World
 
 QUOTED = 300  # characters of a stranger's error
@@ -117,15 +117,13 @@ class Loop:
 
 # ---- controllers under test -----------------------------------------------------------------------------------------
 class Stranger:
-    """A controller under test. `guard` runs it when it is not our own code; `facts` is the scenario as it is given it.
+    """A controller under test: a factory of our own, or a stranger's. `facts` is the scenario as it is given it.
 
     Raises what its factory raises.
     """
 
-    def __init__(
-        self, world: World, factory: Callable[[Any], Any], facts: dict[str, Any], guard: Guard | None = None
-    ) -> None:
-        self._world, self._guard = world, guard
+    def __init__(self, world: World, controller: Callable[[Any], Any] | Foreign, facts: dict[str, Any]) -> None:
+        self._world = world
         self._desk = Desk(
             world.pools,
             world.cloud,
@@ -139,25 +137,25 @@ class Stranger:
             app = world.cluster.apps[app_name(row["service"], row["variant"])]
             world.gateways.carry(app, row["capacity_rps"], row["max_batch"])
         self._answer = Answer()
-        self._controller = self._call(lambda: factory(facts))
-        if not callable(getattr(self._controller, "decide", None)):
-            raise TypeError(f"what it made is {type(self._controller).__name__}, which has no decide(now_s, view)")
-
-    def _call(self, call: Callable[[], Any]) -> Any:
-        return call() if self._guard is None else self._guard.call(call)
+        self._foreign = controller if isinstance(controller, Foreign) else None
+        if isinstance(controller, Foreign):
+            controller.made(facts)
+        self._controller = controller if isinstance(controller, Foreign) else controller(facts)
 
     def tick(self) -> None:
         """Ask, check, carry out."""
-        if not self._world.faults.active("controller_down") and not (self._guard and self._guard.stuck):
+        if not self._world.faults.active("controller_down") and not (self._foreign and self._foreign.gone):
             self._ask()
         self._desk.carry_out(self._answer)
 
     def _ask(self) -> None:
         now_s, view = self._world.timeline.now_s, self._desk.view()
         try:
-            self._answer = self._desk.read(self._call(lambda: self._controller.decide(now_s, view)))
+            self._answer = self._desk.read(self._controller.decide(now_s, view))
         except TimedOut as error:
             self._world.violate("controller_hung", f"{error}; its last valid answer stays in force")
+        except Ended as error:
+            self._world.violate("controller_ended", f"{error}; its last valid answer stays in force")
         except Nonsense as error:
             self._world.violate("controller_nonsense", str(error))
         except Raised as error:
@@ -170,9 +168,9 @@ class Stranger:
         return {}
 
     def close(self) -> None:
-        """Let its thread end."""
-        if self._guard is not None:
-            self._guard.close()
+        """Let its process end."""
+        if self._foreign is not None and not self._foreign.gone:
+            self._foreign.close()
 
 
 def _waiting(world: World, facts: dict[str, Any]) -> dict[str, Waiting]:

@@ -28,7 +28,7 @@ from chaos.streams import arrivals
 from policies.model import Service
 
 from .drivers import Driver, Loop, Stranger
-from .guard import LIMIT_S, Guard, Raised, TimedOut
+from .guard import LIMIT_S, Ended, Foreign, Raised, TimedOut
 from .oracle import seer
 from .watch import OfferingSample, Sample, ServiceSample, Watch
 from .world import World
@@ -95,13 +95,14 @@ def _driver(world: World, controller: str | Factory, journal: Path | None, limit
         return Loop(world, kept)
     if journal is not None:
         raise UnknownController(f"{controller} keeps no journal; leave it out, or take one of {', '.join(OURS)}")
-    factory, guard = _factory(controller, limit_s)
+    found = _controller(controller, limit_s)
     told = facts(world.scenario, world.seed)
     try:
-        return Stranger(world, factory, told, guard)
-    except (Raised, TimedOut, TypeError) as error:
-        if guard is None:  # our own code: a defect, not a wrong word
+        return Stranger(world, found, told)
+    except (Raised, TimedOut, Ended, TypeError) as error:
+        if not isinstance(found, Foreign):  # our own code: a defect, not a wrong word
             raise
+        found.close()
         raise UnknownController(f"{controller}: its factory failed: {error}") from error
 
 
@@ -113,26 +114,26 @@ def _files(folder: Path) -> FileJournal:
     return kept
 
 
-def _factory(controller: str | Factory, limit_s: float) -> tuple[Factory, Guard | None]:
-    """The factory, and a guard for code that is not ours."""
+def _controller(controller: str | Factory, limit_s: float) -> Factory | Foreign:
+    """Its factory, or for code that is not ours the process that will make it."""
     if not isinstance(controller, str):
-        return controller, None
+        return controller
     from chaos.peers import PEERS
 
     if controller in PEERS:
-        return PEERS[controller], None
+        return PEERS[controller]
     module, _, attr = controller.partition(":")
     if not attr:
         known = ", ".join((*OURS, *sorted(PEERS)))
         raise UnknownController(f"{controller} is no controller; give module:attr, or one of {known}")
-    guard = Guard(limit_s)
+    foreign = Foreign(lambda: _attribute(module, attr), limit_s)
     try:
-        made: Factory = guard.call(lambda: _attribute(module, attr))
-    except (Raised, TimedOut) as error:
-        raise UnknownController(f"{controller}: cannot be imported: {error}") from error
-    if not callable(made):
-        raise UnknownController(f"{controller} is {type(made).__name__}, not something that can be called")
-    return made, guard
+        foreign.loaded()
+    except (Raised, TimedOut, Ended, TypeError) as error:
+        foreign.close()
+        why = f" {error}" if isinstance(error, TypeError) else f": cannot be imported: {error}"
+        raise UnknownController(f"{controller}{why}") from error
+    return foreign
 
 
 def _attribute(module: str, attr: str) -> Any:

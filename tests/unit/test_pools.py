@@ -24,7 +24,7 @@ def scene(count: Any, folder: Path | None = None, **keys: Any) -> Scenario:
         "name": "small",
         "duration_s": 36_000,
         "policies": [{"unit": "support", "owner": "support@example.com", "services": [service]}],
-        "demand": [],
+        "demand": [{"service": "support/chat", "synthetic": {"kind": "constant", "rps": 1.0}}],
         "supply": [row],
     }
     return scenario_of(data, folder)

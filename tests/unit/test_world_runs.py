@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -282,10 +283,43 @@ def leaves() -> None:
     sys.exit(3)
 
 
-def test_a_stranger_may_not_end_the_run(module: ModuleType) -> None:
-    module.make = Steps({0.0: both(1), 390.0: leaves})  # type: ignore[attr-defined]
+def ends() -> None:
+    os._exit(0)
+
+
+class Lazy(dict[str, Any]):
+    """Leaves while its answer is read."""
+
+    def items(self) -> Any:
+        sys.exit(4)
+
+
+def prints() -> dict[str, Any]:
+    print("to the screen")
+    return both(1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (leaves, ("controller_raised", "SystemExit: 3")),
+        (Lazy, ("controller_raised", "SystemExit: 4")),
+        (
+            ends,
+            ("controller_ended", "its process ended with exit code 0; its last valid answer stays in force"),
+        ),
+        (object, ("controller_nonsense", "decide returned object; it must return a dict")),
+        (prints, None),
+    ],
+)
+def test_a_stranger_may_not_end_or_spoil_the_run(
+    answer: object, says: tuple[str, str] | None, module: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module.make = Steps({0.0: both(1), 390.0: answer})  # type: ignore[attr-defined]
     report = simulate(scenario(duration_s=400.0), "a_stranger:make", 1)
-    assert [violation.detail for violation in report.violations] == ["SystemExit: 3"]
+    assert [(each.kind, each.detail) for each in report.violations] == ([says] if says else [])
+    assert report.services[CHAT].requests == pytest.approx(400, rel=0.2)
+    assert capfd.readouterr().out == ""
 
 
 def test_a_controller_may_lie_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
