@@ -135,16 +135,16 @@ def _leads(text: str) -> tuple[float, ...]:
 
 def _forecaster(given: Given, leads: tuple[float, ...], series: Series) -> Forecaster:
     forecaster = Forecaster(series.bin_s, leads, given.commitment_s, season_s=given.season_s)
+    if forecaster.horizon > 10_000:
+        raise BadInput(f"--lead-s {given.lead_s}: reaches {forecaster.horizon} bins ahead, more than 10000; shorten it")
+    if given.season_s < 2 * series.bin_s:
+        raise BadInput(f"--season-s {given.season_s:g}: is less than two bins of {series.bin_s:g} s; give a longer one")
     scored, needed = len(series.values) - len(series.values) // 2 - 1, min(last for _, last in forecaster.windows)
     if scored < needed:
         raise BadInput(
             f"{given.csv_file}: {len(series.values)} bins of {series.bin_s:g} s: the second half is forecast, and "
             f"the shortest window ends {needed} bins ahead; give more rows, or shorter --lead-s and --commitment-s"
         )
-    if forecaster.horizon > 10_000:
-        raise BadInput(f"--lead-s {given.lead_s}: reaches {forecaster.horizon} bins ahead, more than 10000; shorten it")
-    if given.season_s < 2 * series.bin_s:
-        raise BadInput(f"--season-s {given.season_s:g}: is less than two bins of {series.bin_s:g} s; give a longer one")
     return forecaster
 
 

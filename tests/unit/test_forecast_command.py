@@ -104,7 +104,11 @@ BAD: dict[str, tuple[list[str], str]] = {
         "5: load: lies 180 s off the grid of 600 s bins that the other rows make (a clock that jumped?); put rows on "
         "one grid, leaving out those that are missing",
     ),
-    "short row": (["0,5", "10"], "3: load: the row has 1 fields; give every column of the header"),
+    "short row": (["0,5", "10"], "3: load: the row has 1 fields, the header 2; give every column, and quote commas"),
+    "long row": (
+        ["0,1", "10,2,3", "20,3"],
+        "3: load: the row has 3 fields, the header 2; give every column, and quote commas",
+    ),
     "no instant": (["0,5", "soon,6"], "3: soon: is no instant in min; write one, or say --time-unit"),
     "in other units": (
         ["0,5", "10,6", "2e8,7"],
@@ -237,3 +241,13 @@ def test_recorded_series_are_forecast_better_than_by_their_last_value(name: str)
         assert all(
             cell["provisioned_over_clairvoyant"] < cell["provisioned_over_clairvoyant_last_value"] for cell in found
         )
+
+
+def test_a_series_too_short_to_score_anything_is_refused(write: Callable[..., Path]) -> None:
+    path = write(*rows(8))
+    said = (
+        f"{path}: 8 bins of 600 s: the second half is forecast, and the shortest window ends 4 bins ahead; give more "
+        "rows, or shorter --lead-s and --commitment-s\n"
+    )
+    assert qm(path, "--column", "load", "--lead-s", "600") == (2, "", said)
+    assert qm(write(*rows(9)), "--column", "load", "--lead-s", "600", "--json", "-")[0] == 0
