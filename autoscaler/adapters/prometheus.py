@@ -36,6 +36,7 @@ class _Flow:
     arrival_rps: float
     queued: int
     running: int
+    overflow_tps: float
 
 
 @dataclass(slots=True)
@@ -116,8 +117,12 @@ class GatewayMetrics:
         for row in report.services:
             was = earlier.get(row.service, ServiceCounters(service=row.service))
             self._tokens.setdefault(row.service, _Tokens()).add(was, row)
+            over_s = max(over_s, MIN_INTERVAL_S)
             flows[row.service] = _Flow(
-                (row.arrivals - was.arrivals) / max(over_s, MIN_INTERVAL_S), row.queued, row.running
+                arrival_rps=(row.arrivals - was.arrivals) / over_s,
+                queued=row.queued,
+                running=row.running,
+                overflow_tps=(row.overflow_tokens - was.overflow_tokens) / over_s,
             )
         self._gateways[report.gateway_id] = _Gateway(report, heard_at_s, flows)
 
@@ -134,10 +139,11 @@ class GatewayMetrics:
         flows = [flow for g in self._gateways.values() if g.flows is not None and (flow := g.flows.get(service))]
         rps = sum(flow.arrival_rps for flow in flows)
         queued, running = sum(flow.queued for flow in flows), sum(flow.running for flow in flows)
+        elsewhere_tps = sum(flow.overflow_tps for flow in flows)
+        idle, measured = Idle(at_s=now_s), partial(Measured, at_s=now_s)
+        elsewhere = measured(value=elsewhere_tps) if elsewhere_tps > 0.0 else idle
         if rps <= 0.0 and not queued and not running:
-            idle = Idle(at_s=now_s)
-            return _load_of(service, idle, idle, idle, idle, idle)
-        measured = partial(Measured, at_s=now_s)
+            return _load_of(service, idle, idle, idle, idle, idle, elsewhere)
         means = self._tokens[service].means()
         unknown: Signal = Missing(why="no request has got an answer yet")
         return _load_of(
@@ -147,6 +153,7 @@ class GatewayMetrics:
             measured(value=rps * means[1]) if means else unknown,
             measured(value=float(queued)),
             measured(value=float(running)),
+            elsewhere,
         )
 
 
@@ -162,14 +169,20 @@ def _fresh(raw: Mapping[str, tuple[float, bytes]]) -> Iterator[tuple[float, Gate
 
 def _missing(service: str, why: str) -> ServiceLoad:
     missing = Missing(why=why)
-    return _load_of(service, missing, missing, missing, missing, missing)
+    return _load_of(service, missing, missing, missing, missing, missing, missing)
 
 
 def _load_of(
-    service: str, rps: Signal, prefill: Signal, decoded: Signal, queued: Signal, running: Signal
+    service: str, rps: Signal, prefill: Signal, decoded: Signal, queued: Signal, running: Signal, elsewhere: Signal
 ) -> ServiceLoad:
     return ServiceLoad(
-        service=service, arrival_rps=rps, prefill_tps=prefill, decode_tps=decoded, queued=queued, running=running
+        service=service,
+        arrival_rps=rps,
+        prefill_tps=prefill,
+        decode_tps=decoded,
+        queued=queued,
+        running=running,
+        overflow_tps=elsewhere,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from policies.model import PolicySet, Service, Slo
+from policies.model import PolicySet, Service, Slo, Unit
 from serve_apps.timing import Timing, decode_step_s, prefill_s
 from serve_apps.wire import KeyRoute, LocalRule, OverflowRoute, PlanMessage, ServiceRoute, VariantRoute, app_name
 
@@ -17,6 +17,7 @@ from .capacity import Mix, mix_or_prior
 from .demand import lead_s
 from .lifecycle import InstanceState
 from .model import Plan, Route
+from .spend import pace_usd_per_h
 
 LOCAL_RULE_LOAD = 0.7  # requests in flight per replica that Serve aims at on its own, of the batch that meets the SLO
 LOCAL_RULE_HOLD_S = 60.0
@@ -45,8 +46,8 @@ def to_message(
         targets=targets,
         local_rules=local_rules(policy, plan.routes),
         services=tuple(
-            _route(key, entry, routes.get(key, []), targets, room, plan, beliefs, now_s)
-            for key, _, entry in policy.services()
+            _route(key, unit, entry, routes.get(key, []), targets, room, plan, beliefs, now_s)
+            for key, unit, entry in policy.services()
         ),
         keys=keys(policy),
     )
@@ -66,10 +67,12 @@ def keys(policy: PolicySet) -> tuple[KeyRoute, ...]:
     )
 
 
-def overflow(entry: Service) -> OverflowRoute | None:
-    """The endpoint that may take what own capacity cannot, if the policy wants one used."""
+def overflow(entry: Service, unit: Unit, beliefs: Beliefs, now_s: float) -> OverflowRoute | None:
+    """The endpoint that may take what own capacity cannot: if the policy wants it, and the month's budget lasts."""
     given = entry.overflow
     if given is None or ("overflow" not in entry.sacrifice and "overflow" not in entry.markets):
+        return None
+    if given.usd_per_1m_tokens > 0.0 and pace_usd_per_h(unit, beliefs, now_s) == 0.0:
         return None
     return OverflowRoute(
         url=given.url,
@@ -118,6 +121,7 @@ def local_rules(policy: PolicySet, routes: tuple[Route, ...]) -> dict[str, Local
 
 def _route(
     key: str,
+    unit: Unit,
     entry: Service,
     routes: list[Route],
     targets: dict[str, int],
@@ -148,7 +152,7 @@ def _route(
         queue_timeout_s=queue_timeout_s(entry, lead),
         retry_after_s=min(max(next_s, RETRY_MIN_S), RETRY_MAX_S),
         next_capacity_s=next_s,
-        overflow=overflow(entry),
+        overflow=overflow(entry, unit, beliefs, now_s),
         slack_s=_slack_s(key, entry, routes, beliefs),
         sacrifice=entry.sacrifice,
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from autoscaler.core.beliefs import Spend
 from autoscaler.core.capacity import Mix
 from autoscaler.core.coldstart import quantile_s
 from autoscaler.core.publish import slack_s, to_message
-from policies.model import PolicySet, Slo, Variant
+from autoscaler.core.spend import month_of
+from policies.model import ApiKey, Overflow, PolicySet, Slo, Variant
 from tests.scene import TIMING, Scene, offering, service, unit
 
 CHAT = "support/chat"
@@ -109,3 +113,28 @@ def test_an_application_the_plan_does_not_name_is_stopped() -> None:
         replace(empty, targets=()), PolicySet(units=scene.policy.units), scene.beliefs, "r", 1, 0.0, 1.0
     )
     assert message.targets == {"support.chat.l4": 0}
+
+
+def test_an_overflow_endpoint_is_published_while_the_months_budget_lasts() -> None:
+    """And the keys of the units with it. What costs nothing goes on."""
+    given: dict[str, Any] = {"url": "https://api.example.com/v1", "usd_per_1m_tokens": 2.0, "rpm": 60, "key_env": "KEY"}
+    paid = service(sacrifice=("queue", "overflow"), overflow=Overflow(**given))
+    free = service("free", sacrifice=("queue", "overflow"), overflow=Overflow(**given | {"usd_per_1m_tokens": 0.0}))
+    unused = service("unused", overflow=Overflow(**given))
+    key = ApiKey(tenant="web", sha256="a" * 64)
+    scene = Scene([unit(paid, free, unused, budget_usd_per_month=100.0, api_keys=(key,))], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.run(10)
+    message = message_of(scene)
+    by_name = {route.service: route.overflow for route in message.services}
+    assert by_name[CHAT] is not None
+    assert (by_name[CHAT].model, by_name[CHAT].key_env) == ("m", "KEY")
+    assert by_name["support/unused"] is None
+    assert [(one.unit, one.tenant, one.service) for one in message.keys] == [("support", "web", None)]
+    month = month_of(scene.clock.at_s)
+    spent = {"support": Spend(month=month, usd=100.0, usd_per_h=0.0, at_s=scene.clock.at_s)}
+    spent_all = replace(scene.beliefs, spent=spent)
+    message = to_message(scene.plans[-1], scene.policy, spent_all, "run", 8, scene.clock.at_s, 50.0)
+    by_name = {route.service: route.overflow for route in message.services}
+    assert by_name[CHAT] is None
+    assert by_name["support/free"] is not None

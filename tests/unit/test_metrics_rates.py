@@ -67,6 +67,23 @@ def test_rates_are_of_the_interval_and_tokens_are_offered_not_served(board: Boar
     assert load.queued == Measured(value=10.0, at_s=board.now_s)
 
 
+def test_tokens_served_elsewhere_are_a_rate_of_their_own_and_no_part_of_the_mean_request(board: Board) -> None:
+    board.report("g1", 1, arrivals=10, completed=10, input_tokens=5000, output_tokens=1000)
+    board.chat()
+    board.now_s += 10
+    board.report(
+        "g1", 11, arrivals=14, completed=12, overflowed=2, overflow_tokens=900, input_tokens=6000, output_tokens=1200
+    )
+    load = board.chat()
+    assert value(load.overflow_tps) == 90.0
+    assert value(load.prefill_tps) == pytest.approx(0.4 * 500)
+    board.now_s += 10
+    board.report(
+        "g1", 21, arrivals=14, completed=12, overflowed=2, overflow_tokens=900, input_tokens=6000, output_tokens=1200
+    )
+    assert board.chat().overflow_tps == Idle(at_s=board.now_s)
+
+
 def test_a_surge_of_requests_still_running_does_not_inflate_their_mean_size(board: Board) -> None:
     board.report("g1", 1)
     board.chat()
@@ -112,7 +129,7 @@ def test_nothing_came_and_nothing_is_left_is_idle(board: Board) -> None:
     assert load == ServiceLoad(service=CHAT, **dict.fromkeys(SIGNALS, Idle(at_s=board.now_s)))
 
 
-SIGNALS = ("arrival_rps", "prefill_tps", "decode_tps", "queued", "running")
+SIGNALS = ("arrival_rps", "prefill_tps", "decode_tps", "queued", "running", "overflow_tps")
 
 
 @pytest.mark.parametrize("left", ["queued", "running"])
