@@ -32,6 +32,7 @@ from serve_apps.admission import (
 from serve_apps.wire import ServiceCounters, ServiceRoute
 
 MAX_TENANTS = 200
+SPILL_LOOKS = 256
 AFFINE_FROM = 0.02  # of the prompts' tokens: a mere shared opening is found by every replica anyway
 MEMORY = 0.99  # of one request by the next, in what is known of prefix caches
 OTHERS = "others"
@@ -206,15 +207,19 @@ class Service:
     def pump(self) -> None:
         """Hand free slots to those who wait, in order."""
         while self._queue and (app := route(self._states())) is not None:
-            waiter = self._queue.pop(first([w.ticket for w in self._queue], self._now_s(), self.policy.slack_s))
+            slack_s = self.policy.slack_s
+            index = 0 if slack_s is None else first([w.ticket for w in self._queue], self._now_s(), slack_s)
+            waiter = self._queue.pop(index)
             if not waiter.slot.done():
                 waiter.slot.set_result(self._take(app))
 
     def spill(self) -> None:
-        """Send those to the overflow endpoint whose turn, as it looks now, comes too late. In the queue's order."""
+        """Send those to the overflow endpoint whose turn, as it looks now, comes too late. In the queue's order, and
+        not past its front: who joins a long queue is looked at when it comes.
+        """
         if self.overflow is None or self.policy.overflow is None:
             return
-        for index, waiter in enumerate(tuple(self._queue)):
+        for index, waiter in enumerate(self._queue[:SPILL_LOOKS]):
             verdict = admit(waiter.ticket, self._state(waiter.ticket, ahead=index), self.policy)
             late = isinstance(verdict, Shed) or (isinstance(verdict, Queue) and verdict.spills)
             if late and waiter.may_spill and not waiter.slot.done():
