@@ -51,6 +51,7 @@ def ec2(options: RunOptions, notes: Notes) -> Connected:
     from autoscaler.adapters.ec2 import load, notices, remedies
     from autoscaler.adapters.ec2.cloud import Ec2Cloud
     from autoscaler.adapters.node_notes import NodeNotes
+    from autoscaler.commands.run import log
 
     if options.cloud_url is not None or options.cloud_token_file is not None:
         raise BadInput("--cloud ec2: takes no --cloud-url and no --cloud-token-file; write cloud/ec2.yaml")
@@ -67,7 +68,10 @@ def ec2(options: RunOptions, notes: Notes) -> Connected:
     if not view.offerings:
         whys = (f"{path}: {name}: {why}; correct it" for name, why in cloud.dropped.items())
         raise BadInput(*(list(whys) or [f"{path}: none of its reservations is there; add `instance_types`"]))
+    for name, why in cloud.dropped.items():
+        log("not offered", offering=name, why=why)
     if queue is not None and reads:
+        queue.say = lambda trouble: log("notices", trouble=trouble or "none any more")
         queue.start()
 
     def leave() -> None:

@@ -103,7 +103,7 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
         leaving.callback(journal.close)
         world.hold(journal)
         if journal.repaired:
-            _log("journal", repaired=journal.repaired)
+            log("journal", repaired=journal.repaired)
         if options.metrics_port is not None:
             telemetry.serve(options.metrics_port)
         stop = leaving.enter_context(_signals(folder))
@@ -218,9 +218,9 @@ class _Ticker:
         except PortError as error:
             if isinstance(error, Reread):
                 self.controller = self.make()
-            _log("tick failed", error=f"{error.code}: {error}")
+            log("tick failed", error=f"{error.code}: {error}")
             return None
-        _log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))
+        log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))
         if plan is not None and self.options.advise and self.options.json_file != "-":
             sys.stdout.writelines(f"{line}\n" for line in advice(plan))
         return plan
@@ -254,7 +254,7 @@ def advice(plan: Plan) -> list[str]:
     return [f"{act} ({'; '.join(words(reason) for reason in reasons)})" for act, reasons in acts]
 
 
-def _log(what: str, **fields: object) -> None:
+def log(what: str, **fields: object) -> None:
     """One line on standard error: time, what, then key=value."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     words = " ".join(f"{key}={value}" for key, value in fields.items())

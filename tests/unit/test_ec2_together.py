@@ -321,6 +321,25 @@ def test_a_message_is_deleted_only_after_the_look_that_followed_the_one_that_saw
     assert len(sqs.messages) == 0
 
 
+def test_a_queue_that_cannot_be_read_is_said_once_and_so_is_its_return() -> None:
+    broken, said = [True], []
+
+    class Closed(Sqs):
+        def receive_message(self, **more: Any) -> dict[str, Any]:
+            if broken[0]:
+                raise RuntimeError("access denied")
+            queue.close()
+            return super().receive_message(**more)
+
+    def say(trouble: str) -> None:
+        said.append(trouble)
+        broken[0] = False
+
+    queue = Queue(Closed({}), "url", say, retry_s=0.0)
+    queue._loop()
+    assert said == ["RuntimeError: access denied", ""]
+
+
 def test_a_full_pool_elsewhere_is_no_reason_to_stop_and_a_wrong_offering_is_named() -> None:
     with ec2(region(pools={Pool(BIG, A): 0, Pool(BIG, B): 1}, templates=TEMPLATE), **NODE) as rig:
         answer = rig.cloud.launch_any(("od-a", "od-b"), 1, "t")

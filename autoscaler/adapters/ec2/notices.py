@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -64,11 +64,15 @@ def _ends_at_s(event: Event, detail: Mapping[str, Any], notice_s: float) -> floa
 
 @dataclass
 class Queue:
-    """A queue, read by one thread with long polls. `take` gives each event once; `trouble` is the last failure."""
+    """A queue, read by one thread with long polls. `take` gives each event once; `say` is told when it cannot be read,
+    and with an empty word when it can again.
+    """
 
     client: Any
     url: str
-    trouble: str = ""
+    say: Callable[[str], None] = lambda _: None
+    retry_s: float = RETRY_S
+    _trouble: str = ""
     _done: list[dict[str, str]] = field(default_factory=list)
     _taken: list[dict[str, str]] = field(default_factory=list)
     _ready: list[tuple[dict[str, str], Event]] = field(default_factory=list)
@@ -103,15 +107,21 @@ class Queue:
             for row in answer.get("Messages", ()):
                 receipt = {"Id": row["MessageId"], "ReceiptHandle": row["ReceiptHandle"]}
                 self._ready.append((receipt, _event(row["Body"])))
-        self.trouble = ""
+        self._note("")
 
     def _loop(self) -> None:
         while not self._stop.is_set():
             try:
                 self.poll()
             except Exception as error:
-                self.trouble = f"{type(error).__name__}: {error}"
-                self._stop.wait(RETRY_S)
+                self._note(f"{type(error).__name__}: {error}")
+                self._stop.wait(self.retry_s)
+
+    def _note(self, trouble: str) -> None:
+        """Say it once, not at every attempt."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self.say(trouble)
 
 
 def _event(body: str) -> Event:
