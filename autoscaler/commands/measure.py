@@ -104,8 +104,8 @@ def measure(
     prompt, output = max(1, round(cut * input_tokens)), max(2, round(cut * output_tokens))
     levels = asyncio.run(_levels(url.rstrip("/").removesuffix("/v1"), model, prompt, output, passes))
     points = [_point(level) for level in levels]
-    law = _law(points, prior)
-    others = [_law(points[:at] + points[at + 1 :], prior) for at in range(len(points))]
+    law = law_of(points, prior)
+    others = [law_of(points[:at] + points[at + 1 :], prior) for at in range(len(points))]
     return Measurement(
         levels,
         law,
@@ -114,7 +114,7 @@ def measure(
     )
 
 
-def _law(points: Sequence[Point], prior: Law) -> Law:
+def law_of(points: Sequence[Point], prior: Law) -> Law:
     """The law that explains the points best, with the requests that it lets run at a time, which no endpoint tells."""
     slots = sorted({min(level, prior.timing.max_num_seqs) for level in (*LEVELS, prior.timing.max_num_seqs)})
     laws = [fit(points, replace(prior, timing=replace(prior.timing, max_num_seqs=n)), doubt=DOUBT) for n in slots]

@@ -16,6 +16,7 @@ from .bursts import POISSON, Bursts
 from .events import Forecast
 from .lifecycle import InstanceState
 from .model import Offering, Plan, Shape
+from .prompts import NONE, Prompts
 from .series import SeriesBelief
 
 
@@ -99,6 +100,7 @@ class ServiceBelief:
     kv_fraction: float | None = None  # of the fullest ready engine
     blind_why: str = ""
     bursts: Bursts = POISSON
+    prompts: Prompts = NONE
     planned: tuple[tuple[float, float], ...] = ()  # (at_s, demanded requests/s)
 
 

@@ -61,7 +61,7 @@ FIXED_POINT = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """Mean tokens of a request and their coefficients of variation (lengths are lognormal); that of the gaps between
-    requests (1: Poisson).
+    requests (1: Poisson); the share of input tokens that prefix caches hold, which take room but no prefill.
     """
 
     input_tokens: float
@@ -69,6 +69,7 @@ class Mix:
     input_cv: float = INPUT_CV
     output_cv: float = OUTPUT_CV
     arrival_cv: float = 1.0
+    prefix_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +81,12 @@ class Capacity:
     reasons: tuple[Reason, ...]
 
 
-def mix_or_prior(input_tokens: float, output_tokens: float, timing: Timing, arrival_cv: float = 1.0) -> Mix:
+def mix_or_prior(input_tokens: float, output_tokens: float, timing: Timing) -> Mix:
     """The observed mix, or the prior where nothing was observed yet. Never below one token."""
     longest = timing.max_model_len / 4.0
     return Mix(
         input_tokens=max(1.0, input_tokens or min(PRIOR_INPUT_TOKENS, longest)),
         output_tokens=max(1.0, output_tokens or min(PRIOR_OUTPUT_TOKENS, longest)),
-        arrival_cv=arrival_cv,
     )
 
 
@@ -157,11 +157,12 @@ class _Load:
 
     def __init__(self, timing: Timing, mix: Mix, slo: Slo, pool: int) -> None:
         self.timing, self.mix, self.slo, self.pool = timing, mix, slo, pool
-        self.prefill_s = prefill_s(timing, mix.input_tokens)
+        computed = 1.0 - mix.prefix_share
+        self.prefill_s = prefill_s(timing, computed * mix.input_tokens)
         # Long answers stay longer: half of the size-biased mean is what is resident of an output.
         self.resident = mix.input_tokens + mix.output_tokens * (1.0 + mix.output_cv**2) / 2.0
         self.outputs = _lognormal(mix.output_tokens, mix.output_cv)
-        self.inputs = _lognormal(mix.input_tokens, mix.input_cv)
+        self.inputs = _lognormal(computed * mix.input_tokens, mix.input_cv)
         kv = KV_FILL * timing.kv_capacity_tokens / self.resident
         self.most = max(1.0, min(float(timing.max_num_seqs), kv))
         self.bursts = max(1.0, mix.arrival_cv**2)  # Ca² of the service's stream
@@ -352,7 +353,7 @@ def _coarse_mix(mix: Mix) -> Mix:
 
 def _unreachable(timing: Timing, mix: Mix, slo: Slo) -> Reason | None:
     """The first limit that the mean request alone on the replica misses, with the floor it meets."""
-    prefill = prefill_s(timing, mix.input_tokens)
+    prefill = prefill_s(timing, (1.0 - mix.prefix_share) * mix.input_tokens)
     step = decode_step_s(timing, 1, mix.input_tokens + mix.output_tokens / 2.0)
     tpot = step + prefill / mix.output_tokens
     whole = prefill + mix.output_tokens * tpot

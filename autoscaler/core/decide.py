@@ -121,9 +121,10 @@ def _queue_s(entry: Service, lead_s: float) -> float:
 def _capacity(shape: Shape, entry: Service, beliefs: Beliefs, rps: float) -> Capacity:
     """Planned at a pessimistic quantile of the learnt times; but doubt alone makes no limit unreachable."""
     inputs, outputs = mix(beliefs, shape.service)
-    arrival_cv = beliefs.services.get(shape.service, ServiceBelief()).bursts.arrival_cv
+    known = beliefs.services.get(shape.service, ServiceBelief())
     for timing in (timing_for(beliefs, shape), timing_for(beliefs, shape, z=0.0)):
-        request = mix_or_prior(inputs, outputs, timing, arrival_cv)
+        request = mix_or_prior(inputs, outputs, timing)
+        request = replace(request, arrival_cv=known.bursts.arrival_cv, prefix_share=known.prompts.prefix_share)
         found = capacity_at(timing, request, entry.slo, entry.goal, rps)
         if all(reason.code is not ReasonCode.UNREACHABLE_SLO for reason in found.reasons):
             break

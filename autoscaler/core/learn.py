@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from . import bursts, calibrate, coldstart, series, spend
+from . import bursts, calibrate, coldstart, prompts, series, spend
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -422,18 +422,37 @@ def _learn_engines(beliefs: Beliefs, seen: Observation) -> Beliefs:
         return beliefs
     ready = {row.replica_id: row for row in seen.serving.replicas if row.state == "ready"}
     beliefs = calibrate.observe(beliefs, seen.engines, ready, seen.at_s)
-    return _learn_kv(beliefs, seen.engines, ready)
+    return _learn_services(beliefs, seen.engines, ready, seen.at_s)
 
 
-def _learn_kv(beliefs: Beliefs, engines: tuple[EngineLoad, ...], ready: dict[str, Replica]) -> Beliefs:
-    """KV use of the fullest engine of each service."""
+def _learn_services(
+    beliefs: Beliefs, engines: tuple[EngineLoad, ...], ready: dict[str, Replica], at_s: float
+) -> Beliefs:
+    """KV use of the fullest engine of each service, and the prompts that its engines prefilled."""
     fullest: dict[str, float] = {}
+    prefilled: dict[str, tuple[float, float]] = {}
     for engine in engines:
         replica, used = ready.get(engine.replica_id), _value(engine.kv_fraction)
-        if replica is not None and used is not None:
+        if replica is None:
+            continue
+        if used is not None:
             fullest[replica.service] = max(used, fullest.get(replica.service, 0.0))
-    services = {key: replace(known, kv_fraction=fullest.get(key)) for key, known in beliefs.services.items()}
+        if isinstance(engine.input_tokens, Measured):
+            count, tokens = prefilled.get(replica.service, (0.0, 0.0))
+            prefilled[replica.service] = (count + engine.samples, tokens + engine.samples * engine.input_tokens.value)
+    services = {
+        key: replace(known, kv_fraction=fullest.get(key), prompts=_prompts(known, prefilled.get(key, (0.0, 0.0)), at_s))
+        for key, known in beliefs.services.items()
+    }
     return replace(beliefs, services=services)
+
+
+def _prompts(known: ServiceBelief, prefilled: tuple[float, float], at_s: float) -> prompts.Prompts:
+    """Arrivals and prefills of one tick belong together: without a view of both, nothing is learnt."""
+    if len(known.history) < 2 or known.history[-1].at_s != at_s:
+        return known.prompts
+    last, now = known.history[-2:]
+    return prompts.observe(known.prompts, now.at_s - last.at_s, now.arrival_rps, now.prefill_tps, prefilled)
 
 
 def _mixed(known: ServiceBelief, mean: float, tps: float, rps: float, at_s: float) -> float:

@@ -288,7 +288,7 @@ def _first_token(state: Any, replica: int, slot: int, now_s: float) -> None:
     if request.first_s < 0.0:
         request.first_s = now_s
         here.prefill_s += now_s - request.admitted_s
-        here.prefill_tokens += request.input
+        here.prefill_tokens += max(1, request.input - request.prefix)
         here.prefills += 1
     if request.done >= request.target:
         _leave(state, here, slot, now_s)

@@ -122,8 +122,8 @@ class ReplicaWindow(NamedTuple):
 
     Now: `running` and `waiting` sequences and `kv_fraction` of the KV cache. Means over the window, nan where nothing
     happened: `tpot_s` per token of decoding sequences, `prefill_s` from the engine's admission to the first token and
-    `input_tokens` over the `samples` requests whose prefill ended; `mean_batch` sequences decoding over the `steps` the
-    engine made, `mean_kv_tokens` over the time it was at work (idle time dilutes neither).
+    `input_tokens` that no prefix cache held over the `samples` requests whose prefill ended; `mean_batch` sequences
+    decoding over the `steps` the engine made, `mean_kv_tokens` over the time at work (idle time dilutes neither).
     """
 
     running: int

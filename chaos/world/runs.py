@@ -181,20 +181,28 @@ def _shape(scenario: Scenario, shape: Shape, entry: Service, mix: Mix) -> dict[s
 
 
 def mean_mix(scenario: Scenario, service: str, seed: int) -> Mix:
-    """Mean tokens of the service's first MIX_REQUESTS requests, the follow-up calls of agents included."""
+    """Mean tokens of the first MIX_REQUESTS requests, follow-up calls of agents included, and the share of inputs that
+    prefix caches hold.
+    """
     stream = arrivals(scenario, service, seed)
-    calls = inputs = outputs = 0.0
+    calls = inputs = outputs = cached = 0.0
     until_s = 60.0
     while calls < MIX_REQUESTS and until_s < 2.0 * scenario.duration_s:
         batch = stream.take(min(until_s, scenario.duration_s))
-        for first, output, task in zip(batch.input_tokens, batch.output_tokens, batch.task, strict=True):
+        rows = zip(batch.input_tokens, batch.output_tokens, batch.prefix_tokens, batch.task, strict=True)
+        for first, output, prefix, task in rows:
             count = int(stream.tasks.calls[task]) if task >= 0 else 1
             grows = float(output + stream.tasks.grow_tokens[task]) if task >= 0 else 0.0
             calls += count
             inputs += count * float(first) + grows * count * (count - 1) / 2.0
             outputs += count * float(output)
+            cached += count * float(prefix)
         until_s *= 2.0
-    return Mix(input_tokens=max(1.0, inputs / max(1.0, calls)), output_tokens=max(1.0, outputs / max(1.0, calls)))
+    return Mix(
+        input_tokens=max(1.0, inputs / max(1.0, calls)),
+        output_tokens=max(1.0, outputs / max(1.0, calls)),
+        prefix_share=min(1.0, cached / max(1.0, inputs)),
+    )
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------

@@ -61,11 +61,13 @@ def requests(case: Case, rps: float, seed: int) -> RequestBatch:
         whole: npt.NDArray[np.int32] = np.maximum(1, np.rint(drawn)).astype(np.int32)
         return whole
 
+    at_s = np.cumsum(rng.gamma(1.0 / bursts, bursts / rps, count))
+    inputs = lengths(case.mix.input_tokens, INPUT_CV)
     return RequestBatch(
-        at_s=np.cumsum(rng.gamma(1.0 / bursts, bursts / rps, count)),
-        input_tokens=lengths(case.mix.input_tokens, INPUT_CV),
+        at_s=at_s,
+        input_tokens=inputs,
         output_tokens=lengths(case.mix.output_tokens, OUTPUT_CV),
-        prefix_tokens=np.zeros(count, np.int32),
+        prefix_tokens=(case.mix.prefix_share * inputs).astype(np.int32),
         task=np.full(count, SINGLE, np.int32),
     )
 
@@ -114,11 +116,17 @@ def predicted_over_found(case: Case, seed: int) -> float:
     return 1.0 if promised == 0.0 and found <= least else promised / max(found, least / 2.0)
 
 
-@pytest.mark.parametrize(("arrival_cv", "median_error"), [(1.0, 0.10), (2.0, 0.12), (4.0, 0.15)])
-def test_the_largest_load_is_predicted_and_on_the_safe_side(arrival_cv: float, median_error: float) -> None:
+@pytest.mark.parametrize(
+    ("arrival_cv", "prefix_share", "median_error"),
+    [(1.0, 0.0, 0.10), (1.0, 0.6, 0.10), (2.0, 0.0, 0.12), (4.0, 0.0, 0.15)],
+)
+def test_the_largest_load_is_predicted_and_on_the_safe_side(
+    arrival_cv: float, prefix_share: float, median_error: float
+) -> None:
     rng = np.random.default_rng(20240513)
     cases = [drawn(rng) for _ in range(TRIPLES)]
-    cases = [replace(case, mix=replace(case.mix, arrival_cv=arrival_cv)) for case in cases]
+    varied = {"arrival_cv": arrival_cv, "prefix_share": prefix_share}
+    cases = [replace(case, mix=replace(case.mix, **varied)) for case in cases]
     ratios = [predicted_over_found(case, seed) for seed, case in enumerate(cases)]
     errors = [abs(ratio - 1.0) for ratio in ratios]
     assert float(np.median(errors)) <= median_error, ratios

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -131,6 +132,18 @@ def test_resident_tokens_bound_the_batch() -> None:
         a_s=0.02, b_s_per_seq=0.001, c_s_per_ktoken=0.0, prefill_tps=10_000.0, max_num_seqs=8, kv_capacity_tokens=3_040
     )
     assert capacity(small, MIX, Slo(), "latency").batch == 4  # .8 × 3,040 / (500 + 100 × (1 + .74²) / 2)
+
+
+def test_what_a_prefix_cache_holds_takes_room_but_no_time() -> None:
+    slo = Slo(ttft_s=0.2)
+    whole, half, short = (
+        capacity(DENSE, Mix(input_tokens=inputs, output_tokens=20.0, prefix_share=share), slo, "latency")
+        for inputs, share in ((1000.0, 0.0), (1000.0, 0.5), (500.0, 0.0))
+    )
+    assert half.rps > 1.3 * whole.rps
+    assert half.rps == pytest.approx(short.rps, rel=0.03)  # whose memory does not bind here
+    tight = replace(DENSE, kv_capacity_tokens=5_000)
+    assert capacity(tight, Mix(input_tokens=1000.0, output_tokens=20.0, prefix_share=0.5), slo, "latency").batch == 3
 
 
 def test_lengths_that_vary_more_carry_less() -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from autoscaler.cli import app
-from autoscaler.commands.measure import check_url, measure, polished, served_model
+from autoscaler.commands.measure import LEVELS, check_url, law_of, measure, polished, served_model
 from autoscaler.commands.outcome import BadInput
-from autoscaler.sizing.fit import prior_law
+from autoscaler.sizing.closed_loop import Load, answer
+from autoscaler.sizing.fit import Point, prior_law
 from serve_apps.timing import Timing
 
 STEP_S, STEP_S_PER_SEQ, PREFILL_S = 0.006, 0.001, 0.008
@@ -98,16 +100,25 @@ def endpoint(*models: str, answers: bool = True, slots: int = 64) -> Iterator[En
         thread.join()
 
 
-def test_clients_find_the_law_of_the_engine_behind_the_endpoint_and_how_many_it_runs_at_a_time() -> None:
+def test_clients_see_what_the_endpoint_does_and_share_no_prefix() -> None:
     with endpoint("m", slots=4) as server:
-        found = measure(server.url, "m", 20.0, 5.0, prior_law(PRIOR), passes=4)
+        found = measure(server.url, "m", 20.0, 5.0, prior_law(PRIOR), passes=2)
     assert [level.concurrency for level in found.levels] == [1, 2, 4, 8]
-    assert [level.requests for level in found.levels] == [20, 16, 32, 64]
+    assert [level.requests for level in found.levels] == [10, 8, 16, 32]
     assert all(level.failed == 0 and level.output_tokens == 5.0 for level in found.levels)
-    assert found.levels[0].tpot_s == pytest.approx(STEP_S + STEP_S_PER_SEQ, rel=0.25)
-    assert all(abs(said[1] / level.tpot_s - 1.0) < 0.25 for said, level in zip(found.said, found.levels, strict=True))
-    assert found.law.timing.max_num_seqs == 4
-    assert len({prompt.split()[0] for prompt in server.prompts}) == len(server.prompts)  # no prefix cache can help
+    assert all(level.tpot_s > STEP_S for level in found.levels), "no faster than the endpoint"
+    assert len({prompt.split()[0] for prompt in server.prompts}) == len(server.prompts)
+
+
+@pytest.mark.parametrize("slots", [2, 4, 256])
+def test_the_law_is_found_from_levels_and_how_many_requests_run_at_a_time(slots: int) -> None:
+    true = prior_law(Timing(a_s=0.02, b_s_per_seq=0.001, c_s_per_ktoken=0.001, prefill_tps=9000.0, max_num_seqs=slots,
+                            kv_capacity_tokens=100_000))  # fmt: skip
+    points = [Point(load, *answer(true, load)) for load in (Load(200.0, 50.0, float(level)) for level in LEVELS)]
+    found = law_of(points, prior_law(replace(PRIOR, kv_capacity_tokens=100_000)))
+    assert found.timing.max_num_seqs == slots
+    for point in points:
+        assert answer(found, point.load) == pytest.approx((point.ttft_s, point.tpot_s), rel=0.1)
 
 
 def test_a_neighbours_load_is_the_passes_and_no_levels() -> None:
@@ -138,7 +149,6 @@ def test_the_command_recommends_from_what_it_measured() -> None:
     assert done.exit_code == 0, done.output
     assert "8 at a time: 192 requests" in done.stdout
     assert "measured at the endpoint" in done.stdout
-    assert "more wait" not in done.stderr, "it runs all of eight at a time"
 
 
 def test_several_engines_cannot_be_measured_as_one() -> None:

@@ -1,0 +1,48 @@
+"""How much of a service's prompts engines need not compute, because their prefix caches hold it.
+
+Pure; may not do I/O or read a clock. Gateways count whole prompts as they arrive, engines what they prefill: the share
+is one less the ratio of the two means, over an hour, because what prompts have in common changes with applications and
+not with load. Sums of tokens over sums of requests: a queue delays one against the other but does not bias their ratio.
+"""
+
+from __future__ import annotations
+
+from math import exp, floor
+from typing import NamedTuple
+
+KEPT_S = 3600.0  # time constant of what is remembered
+PRIOR = 100.0  # requests that speak for no cache
+STEP = 0.05  # decisions use the share in whole steps, rounded down
+MOST = 0.95
+
+
+class Prompts(NamedTuple):
+    """Requests that arrived and their tokens, requests that were prefilled and the tokens that was: decaying sums."""
+
+    arrived: float = 0.0
+    tokens: float = 0.0
+    prefilled: float = 0.0
+    prefilled_tokens: float = 0.0
+
+    @property
+    def prefix_share(self) -> float:
+        """The part of prompt tokens that caches hold, as decisions use it; 0 where engines say nothing."""
+        if not self.prefilled_tokens or not self.tokens:
+            return 0.0
+        computed = self.prefilled_tokens / self.prefilled / (self.tokens / self.arrived)
+        share = (1.0 - computed) * self.prefilled / (self.prefilled + PRIOR)
+        return min(MOST, floor(max(0.0, share) / STEP + 1e-9) * STEP)
+
+
+NONE = Prompts()
+
+
+def observe(known: Prompts, span_s: float, rps: float, tokens_ps: float, engines: tuple[float, float]) -> Prompts:
+    """After `span_s` seconds of such arrivals, in which `engines` prefilled (requests, tokens) in all.
+
+    Arrivals without tokens are those of which nobody knows yet how long they are.
+    """
+    kept = exp(-span_s / KEPT_S)
+    arrived = rps * span_s if tokens_ps > 0.0 else 0.0
+    seen = (arrived, tokens_ps * span_s, *engines)
+    return Prompts(*(kept * before + new for before, new in zip(known, seen, strict=True)))
