@@ -34,8 +34,9 @@ def door() -> HttpServer:
     return made
 
 
+@cache
 def client(service: str, region: str, wire: Wire = "inproc", attempts: int = 1, secret: str = "test") -> Any:
-    """A client of boto3's with the test's key."""
+    """A client of boto3's with the test's key. Slow to make, so made once."""
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts}, read_timeout=SOCKET_TIMEOUT_S, proxies={}
     )
@@ -49,7 +50,7 @@ def client(service: str, region: str, wire: Wire = "inproc", attempts: int = 1, 
 
 @cache
 def clients(region: str, wire: Wire = "inproc") -> Clients:
-    """Slow to make, so made once; where they lead is the switch's or the door's matter."""
+    """Made once; where they lead is the switch's or the door's matter."""
     return Clients(client("ec2", region, wire, READ_ATTEMPTS), client("ec2", region, wire))
 
 

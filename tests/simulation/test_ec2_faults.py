@@ -31,7 +31,7 @@ from chaos.ec2_server.state import BlockOffering, Bucket, Pool
 from serve_apps.wire import PlanMessage
 from tests.ec2_rig import BIG, EAST, HUGE, WEST, A, B, Ec2Rig, Wire, clients, ec2, region
 
-SEEDS = int(os.environ.get("QM_EC2_SEEDS", "20"))
+SEEDS = int(os.environ.get("QM_EC2_SEEDS", "14"))
 SOCKET_SEEDS = int(os.environ.get("QM_EC2_SOCKET_SEEDS", "2"))
 START_S = 1_000_000.0
 TICK_S = 10.0
