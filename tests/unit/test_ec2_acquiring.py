@@ -175,6 +175,7 @@ def test_a_listing_that_steps_back_moves_nothing_back() -> None:
 
 # ---- calls ----------------------------------------------------------------------------------------------------------
 def test_refusals_do_not_become_a_flood_of_calls() -> None:
+    """amazon-ray#10: one bucket for the account and region."""
     with ec2(region(pools={Pool(BIG, A): 0}), calls_burst=10, calls_per_s=1.0) as rig:
         said: list[str] = []
         for number in range(100):
@@ -223,6 +224,7 @@ def test_a_reservation_is_named_and_on_demand_never_eats_it() -> None:
 
 
 def test_an_instance_outside_the_reservation_meant_is_counted_on_demand() -> None:
+    """parallelcluster#4061: where an instance landed is looked at."""
     offers = (offer("od-a"), offer("odcr", market="odcr", reservation="cr-1"))
     with ec2(region(reservations={"cr-1": reservation("cr-1", 1)}), offers=offers) as rig:
         (instance_id,) = rig.cloud.launch("odcr", 1, "t")
@@ -246,6 +248,7 @@ def test_an_exhausted_reservation_is_refused_without_a_call_until_it_is_listed_a
 
 
 def test_a_reservation_just_made_is_waited_for_until_it_is_active() -> None:
+    """scylla-cluster-tests#8839: ReservationCapacityExceeded seconds after it was made."""
     start_at_s = 1_000_005.0
     offers = (offer("odcr", market="odcr", reservation="cr-1"),)
     with ec2(region(reservations={"cr-1": reservation("cr-1", 1, start_at_s=start_at_s)}), offers=offers) as rig:
@@ -270,6 +273,7 @@ def test_a_reservation_that_is_gone_is_no_longer_offered() -> None:
 
 
 def test_several_blocks_of_one_type_and_zone_are_several_offerings() -> None:
+    """karpenter-aws#8514: each reservation is an offering of its own."""
     rows = {name: block(name, 0.0, 2_000_000.0, count=1) for name in ("cr-1", "cr-2")}
     offers = tuple(offer(f"block-{name}", market="block", reservation=name) for name in rows)
     with ec2(region(reservations=rows), offers=offers) as rig:
@@ -343,6 +347,7 @@ def test_an_instance_left_in_another_region_is_seen_and_given_back_there() -> No
 
 
 def test_zones_without_a_subnet_or_the_type_are_not_offered() -> None:
+    """skypilot#1730: zones without a subnet are never tried."""
     offers = (
         offer("good"),
         offer("no-type", instance_type=HUGE),
