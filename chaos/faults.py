@@ -32,7 +32,9 @@ KINDS: dict[str, Kind] = {
     "dry": Kind("pools", "fraction of launches that are refused for lack of capacity; what runs stays", 1.0),
     "reclaim": Kind("pools", "fraction of our instances that get a reclaim notice at that instant", 1.0),
     "kill": Kind("pools", "fraction of our instances that are gone at that instant, without notice", 1.0),
+    "manual_end": Kind("pools", "fraction of our instances that somebody ends by hand at that instant", 1.0),
     "price": Kind("pools", "factor on the price", 2.0, most=100),
+    "price_gone": Kind("pools", "without meaning: the price is not known, so the pool is not offered", 1.0),
     "partial": Kind("pools", "fraction of what a launch would get that it is given, at least one instance", 0.5),
     "quota": Kind("pools", "factor on the account's quota for such instances", 0.5, most=10),
     "unknown_code": Kind("pools", "fraction of launches that are refused with a code nobody knows", 1.0),
@@ -48,6 +50,10 @@ KINDS: dict[str, Kind] = {
     "metrics_gone": Kind("services", "without meaning: the service's metrics are missing", 1.0),
     "metrics_absurd": Kind("services", "factor on every figure of the service's load", 1e6, most=1e12),
     "metrics_frozen": Kind("services", "without meaning: the service's metrics stay as they were", 1.0),
+    "metrics_ghost": Kind(
+        "services", "times its length that a step takes, by an engine that is no more", 100.0, most=1e6
+    ),
+    "manual_targets": Kind("services", "replicas that somebody sets as each variant's target by hand", 0.0, most=100),
     "overflow_gone": Kind("services", "without meaning: the overflow endpoint refuses", 1.0),
     "throttle": Kind("whole", "cloud calls per second that are let through", 0.2, most=1000),
     "describe_gone": Kind("whole", "without meaning: the cloud's listing fails", 1.0),
@@ -56,9 +62,31 @@ KINDS: dict[str, Kind] = {
     "serving_gone": Kind("whole", "without meaning: the cluster cannot be observed", 1.0),
     "publish_gone": Kind("whole", "without meaning: plans cannot be published", 1.0),
     "clock_step": Kind("whole", "seconds by which the controller's clock is wrong", 300.0, least=-86400, most=86400),
+    "clock_drift": Kind("whole", "seconds by which the controller's clock gains in a second", 0.1, least=-0.9, most=10),
+    "policy_change": Kind("whole", "factor on every service's max_replicas in the policy", 0.5, most=10),
+    "policy_bad": Kind("whole", "without meaning: the policy files cannot be read", 1.0),
     "controller_down": Kind("whole", "without meaning: the controller does not run; it restarts from its journal", 1.0),
+    "controller_crash": Kind(
+        "whole",
+        "records that it yet writes in its next tick; with .5 more it dies before one, else after",
+        1.0,
+        most=1000,
+    ),
+    "second_controller": Kind("whole", "without meaning: another one, with a journal of its own, acts too", 1.0),
+    "journal_full": Kind("whole", "without meaning: the journal cannot be written", 1.0),
+    "journal_torn": Kind(
+        "whole", "without meaning: the power fails; what was not synced is lost, the last line torn", 1.0
+    ),
 }
-INSTANT = ("reclaim", "kill", "replica_crash")  # happen once; `for_s` has no meaning
+INSTANT = (  # happen once; `for_s` has no meaning
+    "reclaim",
+    "kill",
+    "manual_end",
+    "replica_crash",
+    "manual_targets",
+    "controller_crash",
+    "journal_torn",
+)
 
 
 def help_text() -> str:

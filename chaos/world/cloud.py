@@ -138,8 +138,10 @@ class WorldCloud:
         return made
 
     def _known(self, row: Row) -> bool:
-        """Whether the offering is listed: while it exists, and a reservation from when it was bought."""
+        """Whether it is listed: while it exists and has a price, and a reservation from when it was bought."""
         now_s = self.timeline.now_s
+        if self.faults.active("price_gone", row.names):
+            return False
         return row.open(now_s) or (row.supply.market in RESERVED and now_s < row.supply.start_s)
 
     def _offering(self, row: Row) -> Offering:

@@ -11,20 +11,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from autoscaler.act import Inline
-from autoscaler.adapters.journal import FileJournal
-from autoscaler.adapters.policy_folder import digest
+from autoscaler.adapters.journal import FileJournal, MemoryJournal
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.capacity import Mix
 from autoscaler.core.events import CheckFailed, Event, Forecast
 from autoscaler.core.publish import slack_s
 from autoscaler.loop import Controller
-from autoscaler.ports import Broken, Journal, Policy, PortError
-from chaos.scenario import Scenario
+from autoscaler.ports import Journal, PortError
 from serve_apps.timing import Timing
 from serve_apps.wire import app_name
 
 from .desk import Answer, Desk, Nonsense, Waiting
 from .guard import Ended, Foreign, Raised, TimedOut
+from .trouble import Crashed, Fragile, Policies
 from .world import World
 
 QUOTED = 300  # characters of a stranger's error
@@ -47,27 +46,16 @@ class Driver(Protocol):
 
 
 # ---- the loop -------------------------------------------------------------------------------------------------------
-class FixedPolicy:
-    """ports.PolicySource: one policy, told once."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        policy, shapes = scenario.policy_set, scenario.shapes
-        self._next: Policy | None = Policy(policy=policy, shapes=shapes, digest=digest(policy, shapes))
-
-    def poll(self, now_s: float) -> Policy | Broken | None:  # noqa: ARG002
-        """See ports.PolicySource."""
-        told, self._next = self._next, None
-        return told
-
-
 class Loop:
     """The controller's own loop over the world's ports. While a fault keeps it down nothing runs; then it restarts
-    from its journal. `kind` builds it.
+    from its journal, as it does at the tick after one in which it crashed. `kind` builds it.
     """
 
     def __init__(self, world: World, journal: Journal, kind: Callable[..., Controller] = Controller) -> None:
-        self._world, self._journal, self._kind = world, journal, kind
+        self._world, self._journal, self._kind = world, Fragile(journal, world.faults), kind
         self._controller: Controller | None = None
+        self._second: Controller | None = None
+        world.faults.on("journal_torn", lambda _: self._power_fails())
 
     def event(self, event: Event, beliefs: Beliefs) -> None:  # noqa: ARG002
         """loop.Telemetry: a plan that broke an invariant is a violation."""
@@ -76,30 +64,45 @@ class Loop:
                 self._world.violate("check_failed", text)
 
     def tick(self) -> None:
-        """One tick of the loop."""
+        """One tick of the loop, and of a second one while a fault says so."""
         world = self._world
         if world.faults.active("controller_down"):
             self._controller = None
         else:
-            self._controller = self._controller or self._start()
-            try:
-                self._controller.tick()
-            except PortError as error:
-                world.violate("tick_failed", f"{error.code}: {error}")
-            except Exception as defect:  # the run must say it, not end with it
-                world.violate("controller_raised", _quoted(defect))
+            self._controller = self._controller or self.start(self._journal)
+            self._run(self._controller)
+        if world.faults.active("second_controller"):
+            self._second = self._second or self.start(MemoryJournal())
+            self._run(self._second)
+        else:
+            self._second = None
         figures = world.metrics.figures
         world.serving.follow_local_rule({key: row[3] + row[4] for key, row in figures.items()})
 
-    def _start(self) -> Controller:
+    def _run(self, controller: Controller) -> None:
+        try:
+            controller.tick()
+        except Crashed:
+            self._controller = None
+        except PortError as error:
+            self._world.violate("tick_failed", f"{error.code}: {error}")
+        except Exception as defect:  # the run must say it, not end with it
+            self._world.violate("controller_raised", _quoted(defect))
+
+    def _power_fails(self) -> None:
+        self._controller = None
+        self._journal.tear()
+
+    def start(self, journal: Journal) -> Controller:
+        """A controller that has not ticked yet."""
         world = self._world
         return self._kind(
             clock=world.clock,
             metrics=world.metrics,
             serving=world.serving,
             cloud=world.cloud,
-            journal=self._journal,
-            policy_source=FixedPolicy(world.scenario),
+            journal=journal,
+            policy_source=Policies(world.scenario, world.faults),
             executor=Inline(),
             telemetry=self,
             tick_s=world.scenario.tick_s,
@@ -111,8 +114,8 @@ class Loop:
 
     def close(self) -> None:
         """Give the journal's folder free."""
-        if isinstance(self._journal, FileJournal):
-            self._journal.close()
+        if isinstance(self._journal.kept, FileJournal):
+            self._journal.kept.close()
 
 
 # ---- controllers under test -----------------------------------------------------------------------------------------

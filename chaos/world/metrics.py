@@ -6,6 +6,7 @@ Every figure is taken once a tick (`sample`), before anybody asks. May not know 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autoscaler.adapters.prometheus import MEAN_OVER_REQUESTS
@@ -106,7 +107,14 @@ class WorldMetrics:
         told = [service for service in self.services if not self.faults.active("metrics_gone", (service,))]
         shown = [r for r in self.cluster.replicas() if r.handle >= 0 and r.deployment.app.service in told]
         windows = self.engine.replica_windows([replica.handle for replica in shown])
-        return tuple(_engine(replica.name, window, now_s) for replica, window in zip(shown, windows, strict=True))
+        rows = tuple(_engine(replica.name, window, now_s) for replica, window in zip(shown, windows, strict=True))
+        return (*rows, *(ghost for service in told for ghost in self._ghosts(service, now_s)))
+
+    def _ghosts(self, service: str, now_s: float) -> Iterator[EngineLoad]:
+        """What is still exported of a replica that Serve no longer lists: a full cache, steps that last for ever."""
+        for fault in self.faults.active("metrics_ghost", (service,)):
+            window = ReplicaWindow(1, 1, 1.0, 0.05 * value(fault), value(fault), 1.0, 1.0, 1.0, 9, 9)
+            yield _engine(f"{service}#gone", window, now_s)
 
 
 def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:

@@ -12,11 +12,12 @@ from math import inf
 from autoscaler.core.model import ServingView
 from autoscaler.ports import Transient
 from chaos.engine import Engine
+from chaos.scenario import Fault
 from serve_apps.local_rule import Held, Load, choose
 from serve_apps.wire import LocalRule, PlanMessage, ServiceRoute
 
 from .cluster import ANYWHERE, App, Cluster
-from .faults import Faults
+from .faults import Faults, hits, value
 from .timeline import Timeline
 
 NO_RULE = LocalRule(target_ongoing_per_replica=1.0, min_replicas=0, max_replicas=0, downscale_hold_s=60.0)
@@ -73,6 +74,9 @@ class WorldServing:
     _held: dict[str, Held] = field(default_factory=dict)
     _listed: tuple[tuple[str, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        self.faults.on("manual_targets", self._by_hand)
+
     def observe(self, now_s: float) -> ServingView:
         """See ports.Serving."""
         if self.faults.active("serving_gone"):
@@ -126,6 +130,10 @@ class WorldServing:
         whole = sum(alike.values())
         part = alike[app] / whole if whole else 1.0 / len(alike)
         return requests.get(service, 0.0) * part
+
+    def _by_hand(self, fault: Fault) -> None:
+        hit = [app for app, each in self.gateways.apps.items() if hits(fault, (each.service,))]
+        self._aim(dict.fromkeys(hit, int(value(fault))))
 
     def _aim(self, targets: Mapping[str, int]) -> None:
         self.targets.update(targets)

@@ -144,6 +144,7 @@ class Pools:
             ("price", self._repriced),
             ("reclaim", self._reclaim),
             ("kill", self._kill),
+            ("manual_end", self._end_by_hand),
         ):
             self.faults.on(kind, listener)
 
@@ -345,3 +346,7 @@ class Pools:
     def _kill(self, fault: Fault) -> None:
         for machine in self._victims(fault):
             self.stop(machine, KILLED)
+
+    def _end_by_hand(self, fault: Fault) -> None:
+        for machine in self._victims(fault):
+            self.stop(machine, GIVEN_BACK)

@@ -20,7 +20,7 @@ from policies.model import Service
 
 from .cloud import WorldCloud
 from .cluster import App, Cluster
-from .faults import Faults
+from .faults import Faults, value
 from .metrics import WorldMetrics
 from .scores import Scores
 from .serving import Gateways, WorldServing
@@ -43,8 +43,10 @@ class Clock:
 
     def now_s(self) -> float:
         """See ports.Clock."""
-        wrong_s = sum(fault.value or 0.0 for fault in self.faults.active("clock_step"))
-        return self.epoch_s + self.timeline.now_s + wrong_s
+        now_s = self.timeline.now_s
+        wrong_s = sum(value(fault) for fault in self.faults.active("clock_step"))
+        wrong_s += sum(value(fault) * (now_s - fault.at_s) for fault in self.faults.active("clock_drift"))
+        return self.epoch_s + now_s + wrong_s
 
 
 class World:
