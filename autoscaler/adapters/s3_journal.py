@@ -92,7 +92,6 @@ class S3Journal:
         self._lock = threading.RLock()
         self._next, self._seq, self._size = 1, 0, 0
         self._buffer: list[bytes] = []
-        self._open: tuple[int, bytes] | None = None  # a chunk that may or may not have been written
         self._lease.acquire()
 
     @property
@@ -113,13 +112,12 @@ class S3Journal:
             self._next = int(there[-1].partition(".")[0]) + 1 if there else first
             self._seq = known[-1].seq if known else 0
             self._size = sum(len(encode_line(record)) for record in known)
-            self._buffer, self._open = [], None
+            self._buffer = []
             return iter(known)
 
     def append(self, event: Event, *, durable: bool) -> Record:
-        """See ports.Journal. Raises Superseded, and Reread when an event is there that was thought lost."""
+        """See ports.Journal. Raises Superseded, and Reread (`_write`)."""
         with self._lock:
-            self._settle()
             line = encode_line(Record(seq=self._seq + 1, event=event))
             record = decode_line(line)  # before anything is written: what cannot be read back may not be there
             assert record is not None
@@ -137,7 +135,6 @@ class S3Journal:
         with self._lock:
             if self._size < self.segment_bytes:
                 return ()
-            self._settle()
             if self._buffer:
                 self._write(b"".join(self._buffer))
                 self._buffer = []
@@ -164,7 +161,7 @@ class S3Journal:
         """Write what nobody waited for, and give the lease back."""
         with self._lock:
             try:
-                if self._buffer and self._open is None:
+                if self._buffer:
                     self._write(b"".join(self._buffer))
             except PortError:
                 pass  # it was not durable
@@ -172,29 +169,16 @@ class S3Journal:
                 self._lease.release()
 
     def _write(self, body: bytes) -> None:
+        """One more chunk. Raises Reread when there is one that was thought lost, or that came at the last moment."""
         self._lease.check()
-        self._open = (self._next, body)
+        name = f"{FOLDER}/{chunk(self._next)}"
         try:
-            self.store.create(f"{FOLDER}/{chunk(self._next)}", body)
+            self.store.create(name, body)
         except Changed:
-            if not self._is_mine():
+            found = self.store.get(name)
+            if found is None or found.body != body:
                 self._lost()
-        self._open = None
         self._next += 1
-
-    def _settle(self) -> None:
-        """What became of a chunk whose answer was lost. Raises Reread when it is there: it was not learnt."""
-        if self._open is None:
-            return
-        if self.store.get(f"{FOLDER}/{chunk(self._open[0])}") is None:
-            self._open = None
-            return
-        self._lost()
-
-    def _is_mine(self) -> bool:
-        assert self._open is not None
-        found = self.store.get(f"{FOLDER}/{chunk(self._open[0])}")
-        return found is not None and found.body == self._open[1]
 
     def _lost(self) -> None:
         assert self._lease.terms is not None
