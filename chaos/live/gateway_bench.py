@@ -126,13 +126,19 @@ class Bench:
     async def ttft(self) -> dict[str, float]:
         """Seconds to the first event with STREAMS at once, gateway against bare."""
         seen: dict[str, list[float]] = {"bare": [], "gateway": []}
+        used_s = {"bare": 0.0, "gateway": 0.0}
         for block in range(BLOCKS):
             for side in ("bare", "gateway") if block % 2 else ("gateway", "bare"):
+                cpu_s = self._cpu_s()
                 for _ in range(ROUNDS):
                     answers = await self._together(self._request(side, FAST, 4), STREAMS)
                     if block:  # the first warms up
                         seen[side] += [answer.ttft_s or float("inf") for answer in answers]
-        figures: dict[str, float] = {}
+                used_s[side] += (self._cpu_s() - cpu_s) if block else 0.0
+        figures: dict[str, float] = {
+            f"{name}cpu_ms_per_request": 1000.0 * used_s[side] / len(seen[side])
+            for side, name in (("bare", "bare_"), ("gateway", ""))
+        }
         for name, q in (("p50", 50), ("p99", 99)):
             bare, ours = (1000.0 * float(np.percentile(seen[side], q)) for side in ("bare", "gateway"))
             figures |= {f"bare_ttft_{name}_ms": bare, f"ttft_{name}_ms": ours, f"added_ttft_{name}_ms": ours - bare}
