@@ -16,7 +16,7 @@ import pytest
 import policies
 from autoscaler.commands.policy import apply_command
 from serve_apps.board import get_board
-from serve_apps.wire import GATEWAY_APP, PlanMessage, encode
+from serve_apps.wire import GATEWAY_APP, GATEWAY_DEPLOYMENT, LLM_DEPLOYMENT, PlanMessage, encode
 from tests.live.serve_cluster import RAY, ServeCluster, free_port, serve_cluster, wait_until
 
 SUPPORT = Path(policies.__file__).parent / "local" / "sim" / "support.yaml"
@@ -69,8 +69,8 @@ def publish(replicas: int, other: int = 0) -> None:
     ray.get(get_board(create=True).publish.remote(encode(message)), timeout=10)
 
 
-def replica_ids(cluster: ServeCluster) -> list[str]:
-    replicas = cluster.applications()[APP]["deployments"]["LLM"]["replicas"]
+def replica_ids(cluster: ServeCluster, app: str = APP, deployment: str = LLM_DEPLOYMENT) -> list[str]:
+    replicas = cluster.applications()[app]["deployments"][deployment]["replicas"]
     return sorted(replica["replica_id"] for replica in replicas)
 
 
@@ -101,16 +101,20 @@ def test_a_config_put_never_resets_a_running_target(
     assert (cluster.target(OTHER_APP), cluster.replicas(OTHER_APP)) == (0, 0)
     assert apply() == ["nothing to change"]
 
-    before = replica_ids(cluster)
+    before, gateway = replica_ids(cluster), replica_ids(cluster, GATEWAY_APP, GATEWAY_DEPLOYMENT)
     edit(policy, "max_replicas: 28", "max_replicas: 27")
     edit(policy, "ttft_s: 3.0", "ttft_s: 4.0")
-    assert f"~ {APP}: deployments[LLM].autoscaling_config.max_replicas: 28 -> 27" in apply()
+    edit(policy, "priority: 900", "priority: 800")
+    changes = apply()
+    assert f"~ {APP}: deployments[LLM].autoscaling_config.max_replicas: 28 -> 27" in changes
+    assert any("user_config" in line and ".priority: " in line for line in changes)
     seen = set()
     until_s = time.monotonic() + 8.0
     while time.monotonic() < until_s:
         deployments = cluster.applications()[APP]["deployments"]
         seen.add((deployments["LLM"]["target_num_replicas"], tuple(replica_ids(cluster))))
     assert seen == {(REPLICAS, tuple(before))}
+    assert replica_ids(cluster, GATEWAY_APP, GATEWAY_DEPLOYMENT) == gateway, "new routes reach the running gateway"
     assert apply() == ["nothing to change"]
 
     publish(REPLICAS, other=1)
