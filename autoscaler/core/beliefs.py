@@ -22,9 +22,11 @@ from .series import SeriesBelief
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferingBelief:
-    """Memory of one offering's answers. It is not asked again before `cool_until_s`.
+    """Memory of one offering's answers. It is not asked again before `cool_until_s`, but for a probe.
 
-    `taken` counts its instances that were taken away young, one after the other, the last at `taken_at_s`.
+    `taken` counts its instances that were taken away young, one after the other, the last at `taken_at_s`. `yes`, `no`
+    and `lost` are decayed counts (core.odds) of grants, refusals and reclaims (each as the share of the instances there
+    that it took) as of `counted_at_s`; `dry_since_s` is the first refusal since the last grant.
     """
 
     refusals_in_row: int = 0
@@ -35,6 +37,11 @@ class OfferingBelief:
     refused: int = 0
     taken: int = 0
     taken_at_s: float = 0.0
+    yes: float = 0.0
+    no: float = 0.0
+    lost: float = 0.0
+    counted_at_s: float = 0.0
+    dry_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,7 @@ class Berth:
     pace: float = 1.0  # how many times longer a step takes here than elsewhere
     seats: int = 0
     free_gpus: int = field(init=False)
+    busy: int = field(init=False)  # replicas led from it now
     sunk: bool = field(init=False)  # paid for whether used or not
     usd_per_gpu_h: float = field(init=False)
 
@@ -58,6 +59,7 @@ class Berth:
         offering = self.offering
         self.free_gpus, self.sunk = offering.gpus, offering.market in SUNK
         self.usd_per_gpu_h = offering.price_usd_per_h / max(1, offering.gpus)
+        self.busy = sum(map(len, self.present.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +103,8 @@ class Need:
     seats: list[Seat] = field(default_factory=list)
     rps: float = 0.0
     steady: int = 0  # replicas on markets that are not taken back
+    pressing: float = 1.0  # how much of what is missing is missed already, 0–1
+    gpus_per_rps: dict[str, float] = field(init=False)  # by instance type: what a request/s takes there
     reasons: list[Reason] = field(default_factory=list)
     queue_s: float = 0.0  # how long its requests may wait before a smaller variant is used
     using: tuple[Option, ...] = ()  # what its next replicas may be
@@ -109,6 +113,43 @@ class Need:
     def __post_init__(self) -> None:
         self.using = self.using or self.options
         self.purse.needs.append(self)
+        self.gpus_per_rps = {}
+        for option in self.options:
+            kind, shape = option.shape.instance_type, option.shape
+            taken = shape.gpus * shape.nodes / option.capacity.rps
+            self.gpus_per_rps[kind] = min(taken, self.gpus_per_rps.get(kind, taken))
+
+    def order(self, shelf: list[Berth]) -> list[Berth]:
+        """Its berths of a shelf, the best first: steady ones while the on-demand floor may need them, in the cluster,
+        cheap for what it carries there, busy (so that the others empty), old.
+        """
+        floor = self.entry.on_demand_floor > 0
+        mine = {option.app for option in self.options}
+
+        def key(berth: Berth) -> tuple[bool, bool, float, int, float, str]:
+            shaky = floor and berth.offering.market in PREEMPTIBLE
+            return shaky, not berth.joined, self._usd(berth, mine), -berth.busy, berth.launched_at_s, berth.instance_id
+
+        return sorted([row for row in shelf if row.offering.instance_type in self.gpus_per_rps], key=key)
+
+    def _usd(self, berth: Berth, mine: set[str]) -> float:
+        """$/h for each request/s there: nothing where it is paid for anyway, a share where others are too, else all of
+        the instance for what the service would use of it.
+        """
+        if berth.sunk or berth.seats > 0:
+            return 0.0
+        rate = self.gpus_per_rps[berth.offering.instance_type]
+        if not mine.issuperset(berth.present):
+            return berth.usd_per_gpu_h * rate
+        used = min(berth.offering.gpus / rate, max(self.demand.arrival_rps, 1.0 / rate))
+        return berth.offering.price_usd_per_h / used
+
+    @property
+    def miss_weight(self) -> float:
+        """What a request that is missed is worth, of the price of serving it: at f/(1 − f) the cheapest capacity is
+        that which serves the fraction f.
+        """
+        return self.entry.slo.fraction / (1.0 - self.entry.slo.fraction)
 
     @property
     def replicas(self) -> int:

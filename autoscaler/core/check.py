@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from policies.model import PolicySet
 
-from .beliefs import Beliefs, ServiceBelief
+from .beliefs import Beliefs, OfferingBelief, ServiceBelief
 from .lifecycle import InstanceState
-from .model import Missing, Observation, Plan
-from .reasons import Reason
+from .model import Launch, Missing, Observation, Plan
+from .reasons import Reason, ReasonCode
 
 
 def check(plan: Plan, observation: Observation, policy: PolicySet, *, beliefs: Beliefs) -> tuple[str, ...]:
@@ -80,10 +80,18 @@ def _launches(plan: Plan, beliefs: Beliefs) -> Iterator[str]:
         for offering in launch.alternates:
             if offering not in beliefs.offers:
                 yield f"{launch.id}: unknown offering {offering}"
-            elif offering in beliefs.offerings and beliefs.offerings[offering].cool_until_s > plan.at_s:
+            elif beliefs.offerings.get(offering, COLD).cool_until_s > plan.at_s and not _probe(launch):
                 yield f"{launch.id}: {offering} is cooling down"
             elif _breaker_open(beliefs, offering, plan.at_s):
                 yield f"{launch.id}: instances of the type of {offering} do not join, its breaker is open"
+
+
+COLD = OfferingBelief()
+
+
+def _probe(launch: Launch) -> bool:
+    """One instance of one offering, asked whether it has opened."""
+    return launch.count == 1 == len(launch.alternates) and launch.reasons[0].code is ReasonCode.PROBE
 
 
 def _breaker_open(beliefs: Beliefs, offering: str, at_s: float) -> bool:

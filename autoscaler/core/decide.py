@@ -20,9 +20,10 @@ from .coldstart import boot_s, load_s, protected, start_limit_s, stuck, waited_s
 from .demand import demands, mix
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
-from .place import Order, open_for_work, place
+from .place import Order, place
 from .publish import queue_timeout_s
 from .publish import to_message as to_message
+from .rank import open_for_work
 from .reasons import ReasonCode, why
 from .release import Presence, drains, terminates
 from .shares import Purse, Tree
@@ -41,19 +42,20 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
     presence = Presence.of(serving)
     asked = demands(policy, beliefs, presence.by_service(), now_s)
     asked = tuple(protected(demand, serving, beliefs, now_s) for demand in asked)
-    needs = _needs(asked, policy, beliefs, now_s)
+    needs = _needs(asked, policy, beliefs, presence, now_s)
     usable = _berths(beliefs, presence, needs, now_s)
-    orders = place(needs, usable, beliefs, now_s)
+    placed = place(needs, usable, beliefs, now_s)
     return Plan(
         id=plan_id,
         at_s=now_s,
         demands=asked,
         targets=_targets(needs, usable, presence),
-        launches=_launches(orders, plan_id),
+        launches=_launches(placed.orders, plan_id),
         drains=drains(beliefs, usable, plan_id, now_s),
         terminates=terminates(beliefs, usable, presence, plan_id, now_s),
         routes=_routes(needs, serving),
         shortfalls=_shortfalls(needs, beliefs, now_s),
+        holds=placed.holds,
     )
 
 
@@ -80,7 +82,9 @@ def still_named(plan: Plan, policy: PolicySet) -> Plan:
     )
 
 
-def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs, now_s: float) -> tuple[Need, ...]:
+def _needs(
+    asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs, presence: Presence, now_s: float
+) -> tuple[Need, ...]:
     shapes: dict[str, list[Shape]] = {}
     for shape in beliefs.shapes:
         shapes.setdefault(shape.service, []).append(shape)
@@ -89,6 +93,7 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs, now_s
         unit.unit: Purse(unit=unit, tree=tree, pace_usd_per_h=pace_usd_per_h(unit, beliefs, now_s))
         for unit in policy.units
     }
+    served = {replica.service for replica in presence.replicas if replica.ready}
     needs = []
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
         tiers = _tiers(entry)
@@ -101,8 +106,17 @@ def _needs(asked: tuple[Demand, ...], policy: PolicySet, beliefs: Beliefs, now_s
             )
             for s in shapes.get(key, ())
         )
-        queue_s = _queue_s(entry, demand.lead_s)
-        needs.append(Need(demand=demand, entry=entry, purse=purses[unit.unit], options=options, queue_s=queue_s))
+        waits = key not in served or beliefs.services.get(key, ServiceBelief()).queued > 0.0
+        needs.append(
+            Need(
+                demand=demand,
+                entry=entry,
+                purse=purses[unit.unit],
+                options=options,
+                queue_s=_queue_s(entry, demand.lead_s),
+                pressing=1.0 if waits else 1.0 - demand.quantile,  # only what is beyond the quantile is missed
+            )
+        )
     return tuple(needs)
 
 

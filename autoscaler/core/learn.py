@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from . import bursts, calibrate, coldstart, prompts, series, spend
+from . import bursts, calibrate, coldstart, odds, prompts, series, spend
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -70,18 +70,12 @@ GONE_KEPT_S = 60.0
 COOLDOWN_BASE_S = 30.0
 COOLDOWN_CAP_S = 900.0
 NEVER_RUNS = "NeverRuns"  # our word, no code of a cloud
-YOUNG_S = 1800.0  # an instance that is taken away younger than this was hardly worth its boot
-TAKEN_IN_ROW_S = 7200.0
-TAKEN_MARKETS = ("spot", "interruptible")
 NODE_FAULT = "NodeFault"  # a broken node is emptied as if it were reclaimed; its pool took nothing
-TAKE_TOGETHER_S = 60.0
-TAKEN_FREE = 1  # once is weather
-TAKEN_BASE_S = 240.0
-TAKEN_CAP_S = 3600.0
 BREAKER_STRIKES = 3  # launches of a type that never joined, in a row, before the type itself is doubted
 BREAKER_BASE_S = 120.0
 BREAKER_CAP_S = 1800.0
 DRY_AT_LAUNCH = "Server.InsufficientInstanceCapacity"  # granted, and then there was none after all
+DRY: frozenset[RefusalClass] = frozenset({"no_capacity", "refused"})
 FIXED_COOLDOWN_S: dict[RefusalClass, float] = {"quota": 1800.0, "misconfigured": 600.0, "not_found": 86_400.0}
 
 
@@ -165,10 +159,14 @@ def _granted(beliefs: Beliefs, event: LaunchGranted) -> Beliefs:
                 launched_at_s=event.at_s,
             ),
         )
-    known = beliefs.offerings.get(event.offering, OfferingBelief())
+    known = odds.counted(beliefs.offerings.get(event.offering, OfferingBelief()), event.at_s, granted=1.0)
     offerings = beliefs.offerings | {
         event.offering: replace(
-            known, refusals_in_row=0, cool_until_s=0.0, granted=known.granted + len(event.instance_ids)
+            known,
+            refusals_in_row=0,
+            cool_until_s=0.0,
+            dry_since_s=None,
+            granted=known.granted + len(event.instance_ids),
         )
     }
     return replace(beliefs, instances=instances, offerings=offerings, intents=_without(beliefs.intents, event.token))
@@ -186,6 +184,11 @@ def _cooled(beliefs: Beliefs, offering: str, error: RefusalClass, code: str, at_
     offerings = dict(beliefs.offerings)
     for name in _fails_together(beliefs, offering, error):
         known = offerings.get(name, OfferingBelief())
+        if error in DRY:  # the other classes say nothing about what the pool holds
+            known = odds.counted(known, at_s, refused=1.0)
+            known = replace(known, dry_since_s=at_s if known.dry_since_s is None else known.dry_since_s)
+        else:
+            known = replace(known, dry_since_s=None)
         row = known.refusals_in_row + 1
         offerings[name] = replace(
             known,
@@ -214,7 +217,7 @@ def _fails_together(beliefs: Beliefs, offering: str, error: RefusalClass) -> tup
             if (family(o.instance_type), o.market, o.region)
             == (family(asked.instance_type), asked.market, asked.region)
         ]
-    elif error in ("no_capacity", "refused"):
+    elif error in DRY:
         alike = [o.offering for o in beliefs.offers.values() if o.pool == asked.pool]
     else:
         alike = [offering]
@@ -272,7 +275,9 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
             beliefs = _cooled(beliefs, now.offering, "no_capacity", NEVER_RUNS, cloud.at_s)
         noticed = now.reclaim_at_s is not None and before.reclaim_at_s is None
         if noticed and row is not None and not row.state_reason.startswith(NODE_FAULT):
-            beliefs = _taken(beliefs, now, cloud.at_s)
+            beliefs = odds.reclaimed(beliefs, now, cloud.at_s)
+        elif now.state is InstanceState.GONE and before.state is not InstanceState.GONE:
+            beliefs = odds.given_back(beliefs, now)
         if not (now.state is InstanceState.GONE and cloud.at_s - now.since_s > GONE_KEPT_S):
             instances[instance_id] = now
     return replace(beliefs, instances=instances)
@@ -285,23 +290,6 @@ def _never_runs(beliefs: Beliefs, instance: InstanceBelief, at_s: float) -> bool
         return False
     asked = beliefs.offerings.get(instance.offering)
     return asked is None or asked.cool_until_s <= at_s
-
-
-def _taken(beliefs: Beliefs, instance: InstanceBelief, at_s: float) -> Beliefs:
-    """Notice for an instance. A spot pool that takes what it gave again and again is left alone, longer each time."""
-    offer = beliefs.offers.get(instance.offering)
-    if offer is None or offer.market not in TAKEN_MARKETS or at_s - instance.launched_at_s > YOUNG_S:
-        return beliefs
-    offerings = dict(beliefs.offerings)
-    for name in _fails_together(beliefs, instance.offering, "no_capacity"):
-        known = offerings.get(name, OfferingBelief())
-        if known.taken and at_s - known.taken_at_s < TAKE_TOGETHER_S:
-            continue  # several at once are one event
-        taken = known.taken + 1 if at_s - known.taken_at_s < TAKEN_IN_ROW_S else 1
-        rest_s = min(TAKEN_BASE_S * 2.0 ** (taken - TAKEN_FREE - 1), TAKEN_CAP_S) if taken > TAKEN_FREE else 0.0
-        until_s = max(known.cool_until_s, at_s + rest_s) if rest_s else known.cool_until_s
-        offerings[name] = replace(known, taken=taken, taken_at_s=at_s, cool_until_s=until_s)
-    return replace(beliefs, offerings=offerings)
 
 
 def _unsettled(intents: dict[str, IntentBelief], cloud: CloudView) -> dict[str, IntentBelief]:

@@ -274,6 +274,15 @@ class Terminate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """An instance that nobody needs since `since_s` and that is kept because it could not be had again."""
+
+    instance_id: str
+    since_s: float
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """Admission figures for one variant of a service: what one ready replica carries."""
 
@@ -307,3 +316,4 @@ class Plan:
     terminates: tuple[Terminate, ...]
     routes: tuple[Route, ...]
     shortfalls: tuple[Shortfall, ...]
+    holds: tuple[Hold, ...] = ()

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 
-from .beliefs import Beliefs, Breaker, OfferingBelief
-from .berths import CLOSING_S, PREEMPTIBLE, SUNK, Berth, Need, Option, Seat
-from .model import Offering
+from .beliefs import Beliefs
+from .berths import SUNK, Berth, Need, Option, Seat
+from .hold import Scarcity, held
+from .model import Hold, Offering
+from .odds import PROBE, Odds
+from .rank import Bid, bids, canary, comes_in_s, nowhere, why_shut
 from .reasons import Reason, ReasonCode, why
 from .shares import MOVE_WORTH, gives_way, victims
 
@@ -33,43 +36,42 @@ class Order:
     reasons: tuple[Reason, ...]
 
 
-def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: float) -> tuple[Order, ...]:
-    """Seat every need, most important first; returns what to order for that.
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a placement asks for: instances to order, and instances that nobody needs and that are kept."""
 
-    `shelf` is sorted by preference, and berths to be launched are added to it.
+    orders: tuple[Order, ...]
+    holds: tuple[Hold, ...] = ()
+
+
+def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Placed:
+    """Seat every need, most important first; returns what to order for that, and what is held. Berths to be launched
+    are added to `shelf`.
     """
-    shelf.sort(key=_preference)
+    odds = Odds(beliefs, now_s)
     for need in needs:
         _keep(need, shelf)
     orders: list[Order] = []
     for need in needs:
-        orders += _supply(need, shelf, beliefs, now_s)
+        orders += _supply(need, shelf, beliefs, odds, now_s)
     for need in needs:
         _preempt(need, needs, shelf)
     for need in needs:
         _borrow(need, needs, shelf)
+    probes = (_probe(need, beliefs, odds, now_s) for need in needs)
+    orders += [order for order in probes if order is not None]
     for need in needs:
         need.claims = False
-        orders += _upgrade(need, shelf, beliefs, now_s)
+        orders += _upgrade(need, shelf, beliefs, odds, now_s)
     needed = [need.replicas for need in needs]
+    holds: list[Hold] = []
+    for need in needs:
+        holds += _hold(need, shelf, beliefs, odds, now_s)
     for need in needs:
         _linger(need, shelf)
     for need, count in zip(needs, needed, strict=True):
-        orders += _return(need, need.replicas - count, shelf, beliefs, now_s)
-    return tuple(orders)
-
-
-def _preference(berth: Berth) -> tuple[bool, bool, float, int, float, str]:
-    """In the cluster first, then paid for anyway, cheap, busy (so that the others empty), old."""
-    busy = sum(map(len, berth.present.values()))
-    return (not berth.joined, not berth.sunk, berth.usd_per_gpu_h, -busy, berth.launched_at_s, berth.instance_id)
-
-
-def _steady_first(need: Need, shelf: list[Berth]) -> list[Berth]:
-    """The shelf, with markets that are not taken back in front while the on-demand floor is unmet."""
-    if need.entry.on_demand_floor == 0:
-        return shelf
-    return sorted(shelf, key=lambda berth: berth.offering.market in PREEMPTIBLE)
+        orders += _return(need, need.replicas - count, shelf, beliefs, odds, now_s)
+    return Placed(tuple(orders), tuple(holds))
 
 
 def _keep(need: Need, shelf: list[Berth]) -> None:
@@ -77,37 +79,26 @@ def _keep(need: Need, shelf: list[Berth]) -> None:
 
     Those that serve are kept before those that load, wherever they are, and of these the better variants.
     """
-    standing = list(_present(need, _steady_first(need, shelf), shelf))
+    standing = list(_present(need, need.order(shelf), shelf))
     for option, group, _ in sorted(standing, key=lambda row: (not row[2], row[0].tier)):
         if need.missing(option, STILLNESS) and _all_fit(need, option, group) and not need.give(option, group):
             return
 
 
-def _supply(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> list[Order]:
+def _supply(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
     """Places for what is missing: free GPUs, then launches; in smaller variants where no better one can be had."""
     orders: list[Order] = []
     for tier in sorted({option.tier for option in need.options}):
-        if tier and (not need.short or _comes_in_time(need, beliefs, now_s)):
+        if tier and (not need.short or comes_in_s(need, beliefs, now_s) < need.queue_s):
             break
         need.using = need.up_to(tier)
         _grow(need, shelf)
-        while (order := _order(need, shelf, beliefs, now_s)) is not None:
+        while (order := _order(need, shelf, beliefs, odds, now_s)) is not None:
             orders.append(order)
     return orders
 
 
-def _comes_in_time(need: Need, beliefs: Beliefs, now_s: float) -> bool:
-    """Whether what its next replicas may be can be there before its queue has waited too long for it."""
-    waits = [
-        max(0.0, _shut_until_s(offering, beliefs) - now_s) + option.lead_s
-        for option in need.using
-        for offering in beliefs.offers.values()
-        if offering.instance_type == option.shape.instance_type and need.allows(offering)
-    ]
-    return min(waits, default=inf) < need.queue_s
-
-
-def _upgrade(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> list[Order]:
+def _upgrade(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
     """Begin to move from smaller variants back to the best: load that first, leave when it serves (`_keep`)."""
     lesser = [seat for seat in need.seats if seat.option.tier]
     if not lesser:
@@ -117,7 +108,7 @@ def _upgrade(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> 
     need.using = need.up_to(0)
     need.rps -= carried
     _grow(need, shelf)
-    order = _order(need, shelf, beliefs, now_s)
+    order = _order(need, shelf, beliefs, odds, now_s)
     need.rps += carried
     need.using = reached
     return [] if order is None else [order]
@@ -134,16 +125,39 @@ def _borrow(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
     _preempt(need, ranked, kept)
 
 
+def _hold(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Hold]:
+    """Replicas stay on instances that nobody else was given while the hold rule says so."""
+    free = [berth for berth in shelf if berth.joined and not berth.sunk and not berth.seats]
+    idle: dict[tuple[str, ...], list[tuple[Option, tuple[Berth, ...]]]] = {}
+    for option, group, _ in _present(need, need.order(free), free):
+        idle.setdefault(tuple(berth.instance_id for berth in group), []).append((option, group))
+    if not idle:
+        return []
+    scarcity = Scarcity(need, beliefs, odds, now_s)
+    before = beliefs.last_plan.holds if beliefs.last_plan is not None else ()
+    since_s = {row.instance_id: row.since_s for row in before}
+    holds: list[Hold] = []
+    for rows in idle.values():
+        option, group = rows[0]
+        usd_per_h = sum(berth.offering.price_usd_per_h for berth in group)
+        limit_s = scarcity.hold_s(group[0].offering, sum(o.capacity.rps for o, _ in rows), usd_per_h)
+        kept = held(need, group, since_s, limit_s, now_s)
+        room = need.replicas < need.entry.max_replicas and _all_fit(need, option, group)
+        if kept and room and need.give(option, group):  # its neighbours stay with it (_linger)
+            holds += kept
+    return holds
+
+
 def _linger(need: Need, shelf: list[Berth]) -> None:
-    """Replicas stay where the instance is paid for whether used or not and nobody else was given its place."""
-    sunk = [berth for berth in shelf if berth.sunk and berth.free_gpus]
-    _stay(need, sunk, lambda _: need.replicas < need.entry.max_replicas)
+    """Replicas stay where the instance stays anyway and nobody else was given their GPUs."""
+    staying = [berth for berth in shelf if berth.free_gpus and (berth.sunk or berth.seats)]
+    _stay(need, staying, lambda _: need.replicas < need.entry.max_replicas)
 
 
 def _stay(need: Need, shelf: list[Berth], wanted: Callable[[Option], bool]) -> None:
     """Seat replicas that are on the shelf now and have no seat, as long as they are wanted."""
     seated = Counter((seat.option.app, seat.berths[0].instance_id) for seat in need.seats)
-    for option, group, _ in _present(need, shelf, shelf):
+    for option, group, _ in _present(need, need.order(shelf), shelf):
         key = (option.app, group[0].instance_id)
         if seated[key]:
             seated[key] -= 1
@@ -151,7 +165,7 @@ def _stay(need: Need, shelf: list[Berth], wanted: Callable[[Option], bool]) -> N
             need.give(option, group)
 
 
-def _return(need: Need, moving: int, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> list[Order]:
+def _return(need: Need, moving: int, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
     """Begin to move from what is paid by use to what is paid for anyway: load there first, leave when that serves.
 
     A successor is one replica more than the demand until it is ready; then `_keep` prefers it, and the other goes.
@@ -169,19 +183,25 @@ def _return(need: Need, moving: int, shelf: list[Berth], beliefs: Beliefs, now_s
     coming = any(berth.sunk and not berth.joined for berth in shelf)
     if moving >= leaving or coming or need.replicas >= need.entry.max_replicas:
         return []
-    open_now, _ = _ranked_offers(need, beliefs, now_s)
-    paid = [row for row in open_now if row[3].market in SUNK]
+    open_now, _ = bids(need, beliefs, odds, now_s)
+    # A reservation that refused is full of ours where any runs there: it is not asked again like one that is dry.
+    ours = {berth.offering.offering for berth in shelf}
+    paid = [
+        bid
+        for bid in open_now
+        if bid.offering.market in SUNK and (bid.offering.offering not in ours or odds.ended(bid.offering) >= PROBE)
+    ]
     return [_order_paid(need, leaving - moving, paid)] if paid else []
 
 
-def _order_paid(need: Need, replicas: int, paid: list[tuple[float, str, Option, Offering]]) -> Order:
+def _order_paid(need: Need, replicas: int, paid: list[Bid]) -> Order:
     """Instances of reservations for so many replicas; nobody is seated on them before they are there."""
-    _, _, option, offering = paid[0]
+    option, offering = paid[0].option, paid[0].offering
     return Order(
         service=need.demand.service,
         variant=option.shape.variant,
         count=ceil(replicas * option.shape.nodes / (offering.gpus // option.shape.gpus)),
-        alternates=tuple(dict.fromkeys(row[3].offering for row in paid)),
+        alternates=tuple(dict.fromkeys(bid.offering.offering for bid in paid)),
         reasons=(why(ReasonCode.PAID_ANYWAY, offering.offering, replicas=replicas),),
     )
 
@@ -207,7 +227,7 @@ def _present(need: Need, leads: list[Berth], shelf: list[Berth]) -> Iterator[tup
 def _grow(need: Need, shelf: list[Berth]) -> None:
     if not need.short:
         return
-    for berth in _steady_first(need, [berth for berth in shelf if berth.free_gpus]):
+    for berth in need.order([berth for berth in shelf if berth.free_gpus]):
         for option in need.using:
             while need.missing(option) and (group := _group(need, option, berth, shelf)):
                 if not need.give(option, group):
@@ -234,59 +254,51 @@ def _all_fit(need: Need, option: Option, group: tuple[Berth, ...]) -> bool:
     return all(_fits(need, option, berth) for berth in group)
 
 
-def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Order | None:
+def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> Order | None:
     """What to launch for a need that owned and starting instances cannot hold; its replicas are placed on it at
     once.
     """
     if not need.short:
         return None
-    open_now, cooling = _ranked_offers(need, beliefs, now_s)
+    open_now, shut = bids(need, beliefs, odds, now_s)
     if not open_now:
-        need.note(_nowhere(cooling, beliefs, now_s))
+        need.note(nowhere(shut, beliefs, now_s))
         return None
-    usd_per_h, _, option, offering = open_now[0]
-    count = _fill(need, option, offering, shelf, now_s)
+    best = open_now[0]
+    count = _fill(need, best.option, best.offering, shelf, now_s)
     if count == 0:
         return None
-    cheapest = why(ReasonCode.CHEAPEST, offering.offering, usd_per_h=usd_per_h, offerings=len(open_now))
-    skipped = tuple(_shut(name, beliefs, now_s) for name in cooling)
-    alternates = tuple(dict.fromkeys(row[3].offering for row in open_now))
+    cheapest = why(
+        ReasonCode.CHEAPEST,
+        best.offering.offering,
+        usd_per_h=best.usd_per_h,
+        expected_usd=best.usd,
+        odds=odds.grant(best.offering),
+        offerings=len(open_now),
+    )
+    skipped = tuple(why_shut(offering, beliefs, now_s) for offering in shut)
+    alternates = tuple(dict.fromkeys(bid.offering.offering for bid in open_now))
     return Order(
         service=need.demand.service,
-        variant=option.shape.variant,
+        variant=best.option.shape.variant,
         count=count,
         alternates=alternates,
         reasons=(cheapest, *skipped),
     )
 
 
-def _ranked_offers(
-    need: Need, beliefs: Beliefs, now_s: float
-) -> tuple[list[tuple[float, str, Option, Offering]], tuple[str, ...]]:
-    """Open offerings by the $/h that would meet the need, and the names of those that are cooling down."""
-    open_now: list[tuple[float, str, Option, Offering]] = []
-    cooling: dict[str, None] = {}
-    for offering in sorted(beliefs.offers.values(), key=lambda o: o.offering):
-        for option in need.using:
-            fitting = offering.gpus // option.shape.gpus
-            if offering.instance_type != option.shape.instance_type or fitting == 0 or not need.allows(offering):
-                continue
-            if not open_for_work(offering, option.lead_s, now_s):
-                continue
-            if _shut_until_s(offering, beliefs) > now_s:
-                cooling[offering.offering] = None
-                continue
-            price = 0.0 if offering.market in SUNK else offering.price_usd_per_h
-            usd_per_h = ceil(need.missing(option) * option.shape.nodes / fitting) * price
-            open_now.append((usd_per_h, offering.offering, option, offering))
-    return sorted(open_now, key=lambda row: row[:2]), tuple(cooling)
-
-
-def open_for_work(offering: Offering, lead_s: float, now_s: float) -> bool:
-    """Whether the offering exists now, and for so long that its successor need not be ordered yet."""
-    if offering.starts_at_s is not None and now_s < offering.starts_at_s:
-        return False
-    return offering.ends_at_s is None or now_s <= offering.ends_at_s - CLOSING_S - lead_s
+def _probe(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> Order | None:
+    """One instance of a pool that cools, when all do and the need waits. Nobody counts on it before it is granted."""
+    if not need.short or not need.options:
+        return None
+    open_now, shut = bids(need, beliefs, odds, now_s)
+    asked = canary(need, shut, beliefs, odds, now_s) if not open_now else None
+    if asked is None:
+        return None
+    option = next(option for option in need.using if option.shape.instance_type == asked.instance_type)
+    reason = why(ReasonCode.PROBE, asked.offering, odds=odds.ended(asked))
+    service, variant = need.demand.service, option.shape.variant
+    return Order(service=service, variant=variant, count=1, alternates=(asked.offering,), reasons=(reason,))
 
 
 def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], now_s: float) -> int:
@@ -369,25 +381,3 @@ def _swap(need: Need, option: Option, victim: Need, berths: tuple[Berth, ...], l
         return False
     victim.note(why(ReasonCode.PREEMPTED, need.demand.service, replicas=len(losing), priority=need.entry.priority))
     return True
-
-
-def _nowhere(cooling: tuple[str, ...], beliefs: Beliefs, now_s: float) -> Reason:
-    if not cooling:
-        return why(ReasonCode.NOWHERE_TO_LAUNCH, offerings=0)
-    until_s = min(_shut_until_s(beliefs.offers[name], beliefs) for name in cooling)
-    return why(ReasonCode.ONLY_COOLING_LEFT, offerings=len(cooling), until_s=until_s, wait_s=until_s - now_s)
-
-
-def _shut_until_s(offering: Offering, beliefs: Beliefs) -> float:
-    """Until when the offering is not asked: it refused, or instances of its type do not get up."""
-    cooling = beliefs.offerings.get(offering.offering, OfferingBelief()).cool_until_s
-    return max(cooling, beliefs.breakers.get(offering.instance_type, Breaker()).open_until_s)
-
-
-def _shut(name: str, beliefs: Beliefs, now_s: float) -> Reason:
-    kind = beliefs.offers[name].instance_type
-    breaker = beliefs.breakers.get(kind, Breaker())
-    if breaker.open_until_s > now_s:
-        return why(ReasonCode.BREAKER_OPEN, kind, strikes=breaker.strikes, until_s=breaker.open_until_s)
-    belief = beliefs.offerings[name]
-    return why(ReasonCode.COOLING_DOWN, name, refusals=belief.refusals_in_row, until_s=belief.cool_until_s)

@@ -38,7 +38,9 @@ class ReasonCode(StrEnum):
     HOLD_WINDOW = "hold_window"  # surplus_since_s, hold_s
     PLACED = "placed"  # placed, wanted
     WAITS_FOR_INSTANCE = "waits_for_instance"  # starting_gpus, missing_gpus
-    CHEAPEST = "cheapest"  # usd_per_h, usd_per_h_per_rps
+    CHEAPEST = "cheapest"  # usd_per_h, expected_usd, odds, offerings
+    PROBE = "probe"  # odds
+    HELD = "held"  # idle_s, limit_s
     PAID_ANYWAY = "paid_anyway"  # replicas that move there
     SMALLER_VARIANT = "smaller_variant"  # replicas, rps they carry
     COOLING_DOWN = "cooling_down"  # refusals, until_s

@@ -8,7 +8,8 @@ from autoscaler.core.beliefs import EMPTY, Beliefs
 from autoscaler.core.berths import Berth, Need, Option, Purse
 from autoscaler.core.capacity import Capacity
 from autoscaler.core.model import Demand, Offering, Shape
-from autoscaler.core.place import open_for_work, place
+from autoscaler.core.place import place
+from autoscaler.core.rank import open_for_work
 from autoscaler.core.reasons import ReasonCode, why
 from policies.model import Unit, Variant
 from tests.scene import TIMING, service
@@ -77,7 +78,7 @@ def seats(one: Need) -> list[tuple[str, ...]]:
 
 def test_a_replica_of_two_nodes_is_ordered_with_both() -> None:
     chat = need(rps=3.0, nodes=2)
-    orders = place((chat,), [], beliefs(offer()), 0.0)
+    orders = place((chat,), [], beliefs(offer()), 0.0).orders
     assert [(order.count, order.alternates) for order in orders] == [(4, ("a",))]
     assert chat.replicas == 2
     assert chat.purse.gpus == 32
@@ -86,7 +87,7 @@ def test_a_replica_of_two_nodes_is_ordered_with_both() -> None:
 def test_a_lone_free_node_is_completed_and_one_of_another_zone_is_not_used() -> None:
     here, there = offer("a", "z1"), offer("b", "z2")
     chat = need(rps=1.0, nodes=2)
-    orders = place((chat,), [berth("i-1", here), berth("i-2", there)], beliefs(here), 0.0)
+    orders = place((chat,), [berth("i-1", here), berth("i-2", there)], beliefs(here), 0.0).orders
     assert [order.count for order in orders] == [1]
     assert seats(chat)[0][0] == "i-1"
 
@@ -96,14 +97,14 @@ def test_a_running_pair_stays_together_and_is_not_counted_twice() -> None:
     app: Running = {"u.chat.v": (("i-3",),)}
     shelf = [berth("i-1", a), berth("i-2", a, app), berth("i-3", a)]
     chat = need(rps=1.0, nodes=2)
-    assert place((chat,), shelf, beliefs(a), 0.0) == ()
+    assert place((chat,), shelf, beliefs(a), 0.0).orders == ()
     assert seats(chat) == [("i-2", "i-3")]
 
 
 def test_a_pair_that_lost_a_node_is_no_replica() -> None:
     a = offer()
     chat = need(rps=1.0, nodes=2)
-    orders = place((chat,), [berth("i-2", a, {"u.chat.v": (("i-gone",),)})], beliefs(a), 0.0)
+    orders = place((chat,), [berth("i-2", a, {"u.chat.v": (("i-gone",),)})], beliefs(a), 0.0).orders
     assert [order.count for order in orders] == [1]
     assert chat.replicas == 1
 
@@ -114,7 +115,7 @@ def test_a_pair_takes_the_places_of_the_least_important_on_two_nodes_of_one_zone
     chat = need("chat", rps=1.0, nodes=2, priority=900)
     app: Running = {"u.batch.v": ((),)}
     shelf = [berth("i-1", b, app), berth("i-2", a, app), berth("i-3", a, app)]
-    assert place((chat, batch), shelf, EMPTY, 0.0) == ()
+    assert place((chat, batch), shelf, EMPTY, 0.0).orders == ()
     assert seats(chat) == [("i-2", "i-3")]
     assert seats(batch) == [("i-1",)]
     assert [r.numbers for r in batch.reasons if r.code is ReasonCode.PREEMPTED] == [
@@ -180,7 +181,7 @@ def on(market: str, name: str, ready: int | None = None, seats: int = 1) -> Bert
 def test_a_successor_is_loaded_where_it_is_paid_for_anyway_before_the_other_leaves() -> None:
     bought, paid = on("on_demand", "i-od", ready=1), on("odcr", "i-cr")
     chat = need(rps=2.0)
-    assert place((chat,), [bought, paid], EMPTY, 0.0) == ()
+    assert place((chat,), [bought, paid], EMPTY, 0.0).orders == ()
     assert seats(chat) == [("i-od",), ("i-cr",)]
 
 
@@ -206,13 +207,13 @@ def test_a_reservation_that_nobody_uses_is_asked_for_what_runs_elsewhere() -> No
     chat = need(rps=4.0, markets=("odcr", "on_demand"))
     shelf = [on("on_demand", "i-1", ready=1), on("on_demand", "i-2", ready=1)]
     known = beliefs(offer("cr", market="odcr"), offer("od"))
-    (order,) = place((chat,), shelf, known, 0.0)
+    (order,) = place((chat,), shelf, known, 0.0).orders
     assert (order.count, order.alternates) == (2, ("cr",))
     assert [(r.code, r.subject, r.numbers) for r in order.reasons] == [
         (ReasonCode.PAID_ANYWAY, "cr", why(ReasonCode.PAID_ANYWAY, replicas=2).numbers)
     ]
     again = [on("on_demand", "i-1", ready=1), on("on_demand", "i-2", ready=1)]
-    assert place((need(rps=4.0),), again, beliefs(offer("od")), 0.0) == ()
+    assert place((need(rps=4.0),), again, beliefs(offer("od")), 0.0).orders == ()
 
 
 def test_replicas_that_serve_are_kept_before_those_that_load() -> None:
