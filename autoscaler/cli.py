@@ -5,6 +5,8 @@ May not hold logic: bad input of any command becomes its problems on standard er
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -364,58 +366,60 @@ def schema(name: Annotated[str, typer.Argument(metavar="FORMAT", help="policy, p
     """Print the JSON Schema of one format."""
     from autoscaler.commands.policy import schema_command
 
-    others = {
-        "cloud": _cloud_schema,
-        "forecast": _forecast_schema,
-        "predict": _predict_schema,
-        "recommend": _recommend_schema,
-        "report": _report_schema,
-        "scenario": _scenario_schema,
-        "scoreboard": _scoreboard_schema,
-    }
-    raise typer.Exit(schema_command(name, others))
+    raise typer.Exit(schema_command(name, {each: partial(_schema_of, each) for each in SCHEMAS}))
 
 
-def _cloud_schema() -> dict[str, Any]:
-    from autoscaler.adapters.ec2.load import Ec2File
-
-    return Ec2File.model_json_schema()
-
-
-def _forecast_schema() -> dict[str, Any]:
-    from autoscaler.commands.forecast import ForecastReport
-
-    return ForecastReport.model_json_schema()
-
-
-def _predict_schema() -> dict[str, Any]:
-    from autoscaler.commands.predict import PredictReport
-
-    return PredictReport.model_json_schema()
+SCHEMAS = {  # formats whose classes are slow to import
+    "chaos": "chaos.swarm.command:ChaosReport",
+    "cloud": "autoscaler.adapters.ec2.load:Ec2File",
+    "forecast": "autoscaler.commands.forecast:ForecastReport",
+    "predict": "autoscaler.commands.predict:PredictReport",
+    "recommend": "autoscaler.commands.recommend_view:RecommendReport",
+    "report": "chaos.report:Report",
+    "scenario": "chaos.scenario:scenario_schema",
+    "scoreboard": "chaos.scoreboard.figures:Scoreboard",
+}
 
 
-def _recommend_schema() -> dict[str, Any]:
-    from autoscaler.commands.recommend_view import RecommendReport
-
-    return RecommendReport.model_json_schema()
-
-
-def _report_schema() -> dict[str, Any]:
-    from chaos.report import Report
-
-    return Report.model_json_schema()
+def _schema_of(name: str) -> dict[str, Any]:
+    module, _, attr = SCHEMAS[name].partition(":")
+    found = getattr(import_module(module), attr)
+    schema: dict[str, Any] = found.model_json_schema() if hasattr(found, "model_json_schema") else found()
+    return schema
 
 
-def _scenario_schema() -> dict[str, Any]:
-    from chaos.scenario import scenario_schema
+@app.command()
+def chaos(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCENARIO]...", help="Scenarios to judge instead of seeds.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="FROM:TO", help="Seeds, the last not included.")] = "0:100",
+    hours: Annotated[float, typer.Option(metavar="H", help="Of each world; above 3 it is larger.")] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 2,
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Keeps what is finished; a killed run goes on.")] = Path(
+        "build/chaos"
+    ),
+    json_file: Json = None,
+) -> None:
+    """Random bad days in the simulated world: what must hold at every tick, and that all is well again afterwards."""
+    given = locals() | {"scenarios": tuple(scenarios or ())}
+    from chaos.swarm.command import Given, chaos_command
 
-    return scenario_schema()
+    raise typer.Exit(chaos_command(Given(**given)))
 
 
-def _scoreboard_schema() -> dict[str, Any]:
-    from chaos.scoreboard.figures import Scoreboard
+@app.command()
+def drill(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="A scenario's file, or a shipped one's name.")],
+    policies: Policies,
+    seed: Annotated[int | None, typer.Option(help="The scenario's own by default.")] = None,
+    json_file: Json = None,
+) -> None:
+    """A game day for your own policies: how each unit comes through the scenario."""
+    given = locals()
+    from chaos.swarm.drill import Given, drill_command
 
-    return Scoreboard.model_json_schema()
+    raise typer.Exit(drill_command(Given(**given)))
 
 
 bench = typer.Typer(add_completion=False)

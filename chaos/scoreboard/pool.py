@@ -79,7 +79,7 @@ class Pool:
         """Runs jobs until all are done or a process dies; those that were running when it did."""
         waiting = iter(jobs)
         running: dict[Future[Outcome], Job] = {}
-        with _executor(processes) as executor:
+        with workers(processes) as executor:
             while True:
                 for job in waiting:
                     running[executor.submit(self.work, job)] = job
@@ -112,7 +112,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _executor(processes: int) -> Iterator[ProcessPoolExecutor]:
+def workers(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes (Numba and threads do not survive a fork), one BLAS thread each."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, "1"))

@@ -62,7 +62,7 @@ def simulate(
     """
     world = World(scenario, seed, generous=controller == "oracle-supply")
     driver = _driver(world, controller, journal, limit_s)
-    with _few_collections(), closing(driver):
+    with few_collections(), closing(driver):
         for step in range(math.ceil(scenario.duration_s / scenario.tick_s)):
             world.run_until(step * scenario.tick_s)
             world.metrics.sample()
@@ -76,7 +76,7 @@ def simulate(
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
+def few_collections() -> Iterator[None]:
     """A tick makes thousands of objects and no cycles: looking for them at the usual pace takes a sixth of a run."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)
