@@ -334,6 +334,20 @@ def check(
 
 
 @app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(parser=_folder, metavar="OLD", help="The folder of policies in force.")],
+    new: Annotated[Path, typer.Argument(parser=_folder, metavar="NEW", help="The folder of policies in question.")],
+    scenario: Annotated[str, typer.Option(metavar="SCENARIO", help="Where both are tried.")],
+    seeds: Annotated[str, typer.Option(metavar="A:B", help="The world's seeds, without B.")] = "1:2",
+    json_file: Json = None,
+) -> None:
+    """What a change of policy would do in a scenario: objectives, money, who wins and who loses."""
+    from chaos.policy_diff import diff_command
+
+    raise typer.Exit(diff_command(old, new, scenario, seeds, json_file))
+
+
+@app.command()
 def render(
     folder: Folder,
     engine: EngineKind = "vllm",

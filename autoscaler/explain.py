@@ -5,7 +5,7 @@ Pure: folds records with `core.learn`; may not read files or a clock, or decide 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -108,7 +108,7 @@ def _told(found: _Found) -> Explanation:
         ),
         reasons=tuple(words(reason) for reason in launch.reasons),
         rungs=rungs,
-        remedies=_remedies(launch, rungs),
+        remedies=(*_remedies(launch, rungs), *_limits(target.reasons if target else ())),
     )
 
 
@@ -177,6 +177,22 @@ def _remedies(launch: Launch, rungs: tuple[Rung, ...]) -> tuple[str, ...]:
             f"{missing} of {launch.count} stay missing: allow more markets, zones or instance types in the policy"
         )
     return tuple(lines)
+
+
+_LIMITS = {
+    ReasonCode.QUOTA_GPUS: "the share of unit {0} binds: raise its quota_gpus, or let other units lend more",
+    ReasonCode.BUDGET: "the hourly budget of unit {0} binds: raise budget_usd_per_h, or allow cheaper variants",
+    ReasonCode.BUDGET_MONTH: "the rest of the month's budget of unit {0} binds: raise budget_usd_per_month, or wait",
+    ReasonCode.PREEMPTED: "{0} took GPUs of this service: raise its priority, or the other's supply",
+    ReasonCode.SMALLER_VARIANT: "{0} stands in for a better variant, which is taken again when it can be had",
+}
+
+
+def _limits(reasons: tuple[Reason, ...]) -> Iterator[str]:
+    """What the policy itself kept from the service, and which of its words would change that."""
+    for reason in reasons:
+        if reason.code in _LIMITS:
+            yield f"{_LIMITS[reason.code].format(reason.subject)} ({words(reason)})"
 
 
 def words(reason: Reason) -> str:

@@ -119,7 +119,7 @@ class Controller:
         found = self.policy_source.poll(now_s)
         if isinstance(found, Broken):
             self.ledger.record(PolicyRefused(at_s=now_s, problems=found.problems))
-        elif found is not None and found.digest != self.ledger.beliefs.digest:
+        elif found is not None and (found.digest != self.ledger.beliefs.digest or self.ledger.beliefs.policy_refused):
             self.ledger.record(
                 Configured(at_s=now_s, policy=found.policy, shapes=found.shapes, digest=found.digest), durable=True
             )

@@ -166,8 +166,9 @@ def public_scenarios() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path(__file__).with_name("scenarios").glob("*.yaml"))}
 
 
-def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
+def load_scenario(path: Path | str, overrides: Sequence[str] = (), policies: Path | None = None) -> Scenario:
     """The scenario in the file `path`, or the shipped one of that name, with ``a.0.b=c`` overrides applied in order.
+    The folder `policies` takes the place of its own.
 
     Raises ScenarioProblems, PolicyProblems or another `Problems` with everything that is wrong.
     """
@@ -181,7 +182,10 @@ def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
         raise ScenarioProblems(
             [Problem(str(path), 0, "", f"does not exist; give a scenario's file, or one of {known}")]
         )
-    return _read(tree.read(file), file.parent, overrides)
+    document = tree.read(file)
+    if policies is not None and isinstance(document.data, dict):
+        document.data["policies"] = str(policies.resolve())
+    return _read(document, file.parent, overrides)
 
 
 def scenario_of(data: dict[str, Any], folder: Path | None = None, overrides: Sequence[str] = ()) -> Scenario:

@@ -220,6 +220,9 @@ class _Ticker:
                 self.controller = self.make()
             log("tick failed", error=f"{error.code}: {error}")
             return None
+        for problem in self.telemetry.refused:
+            log("policy refused, the one before stays in force:", problem=problem)
+        self.telemetry.refused = ()
         log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))
         if plan is not None and self.options.advise and self.options.json_file != "-":
             sys.stdout.writelines(f"{line}\n" for line in advice(plan))

@@ -183,6 +183,7 @@ class Beliefs:
     run_id: str = ""
     policy: PolicySet | None = None
     digest: str = ""
+    policy_refused: bool = False  # the policy in force is not the one that was last written
     shapes: tuple[Shape, ...] = ()
     offers: dict[str, Offering] = field(default_factory=dict)
     offerings: dict[str, OfferingBelief] = field(default_factory=dict)

@@ -37,6 +37,7 @@ from .events import (
     Observed,
     Opened,
     Planned,
+    PolicyRefused,
     RefusalClass,
     Snapshot,
 )
@@ -100,7 +101,7 @@ def _opened(beliefs: Beliefs, event: Opened) -> Beliefs:
 
 
 def _configured(beliefs: Beliefs, event: Configured) -> Beliefs:
-    return replace(beliefs, policy=event.policy, shapes=event.shapes, digest=event.digest)
+    return replace(beliefs, policy=event.policy, shapes=event.shapes, digest=event.digest, policy_refused=False)
 
 
 def _snapshot(_: Beliefs, event: Snapshot) -> Beliefs:
@@ -471,6 +472,7 @@ def _without(rows: dict[str, T], gone: str) -> dict[str, T]:
 _HANDLERS: dict[type, Callable[[Beliefs, Any], Beliefs]] = {
     Opened: _opened,
     Configured: _configured,
+    PolicyRefused: lambda beliefs, _: replace(beliefs, policy_refused=True),
     Snapshot: _snapshot,
     Observed: _observed,
     Forecasted: _forecasted,

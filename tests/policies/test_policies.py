@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import policies
 from autoscaler.catalogue import resolve
+from autoscaler.commands.promises import broken_promises
 from policies import tree
 from policies.load import DEFAULTS_FILE, PolicyProblems, load, origins
 from policies.model import Service, Unit
@@ -27,9 +28,19 @@ def test_there_are_samples_and_two_demos() -> None:
 @pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
 def test_every_shipped_folder_loads_and_fits_its_hardware(folder: Path) -> None:
     found = resolve(folder)
-    assert {unit.unit for unit in found.policy.units} == {"support", "coding", "research"}
+    assert {unit.unit for unit in found.policy.units} >= {"support", "coding", "research"}
+    assert not broken_promises(found)
     assert {service.goal for _, _, service in found.policy.services()} == {"latency", "throughput", "cost"}
     assert len(found.shapes) == sum(len(service.variants) for _, _, service in found.policy.services())
+
+
+def test_there_are_four_worked_examples_and_each_says_what_the_others_do_not() -> None:
+    found = load(PACKAGE / "units")
+    assert len(found.units) == 4
+    words = {word for _, _, service in found.services() for word in service.sacrifice}
+    assert words == {"queue", "shed", "smaller_variant", "overflow"}
+    assert any(unit.budget_usd_per_month for unit in found.units)
+    assert {type(unit.lends) for unit in found.units} == {bool, int}
 
 
 def test_the_vllm_demo_fits_a_machine_of_two_cores() -> None:

@@ -110,3 +110,13 @@ def test_reasons_are_words_and_numbers() -> None:
     )
     assert words(why(ReasonCode.SURPLUS)) == "surplus"
     assert words(why(ReasonCode.COOLING_DOWN, "a", until_s=1_796_076_940.0)) == "cooling_down a: until_s 22:15:40 UTC"
+
+
+def test_the_limits_of_the_policy_that_bind_are_named_with_the_word_that_sets_them() -> None:
+    made = Scene([unit(service(), quota_gpus=2, budget_usd_per_h=1.5)], [offering("a", 1.0)])
+    made.load(CHAT, 9.0)
+    made.run(60)
+    limits = [line for line in told(made).remedies if "binds" in line]
+    assert len(limits) == 1
+    assert limits[0].startswith("the hourly budget of unit support binds: raise budget_usd_per_h")
+    assert "budget_usd_per_h 1.5, planned_usd_per_h 2" in limits[0]

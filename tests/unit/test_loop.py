@@ -182,6 +182,17 @@ def test_only_a_changed_policy_is_journalled_again() -> None:
     assert [event.digest for event in made.events if isinstance(event, Configured)] == ["one", "two"]
 
 
+def test_a_policy_that_is_mended_back_ends_the_refusal() -> None:
+    made = scene()
+    made.controller.policy_source = Source([policy_of(made, "one"), Broken(problems=("no",)), policy_of(made, "one")])
+    refused = []
+    for _ in range(3):
+        made.run(10.0)
+        refused.append(made.controller.ledger.beliefs.policy_refused)
+    assert refused == [False, True, False]
+    assert [e.digest for e in made.events if isinstance(e, Configured)] == ["one", "one"]
+
+
 def test_a_restart_with_the_same_policy_does_not_journal_it_again() -> None:
     made = scene()
     made.run(10.0)

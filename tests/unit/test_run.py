@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -138,7 +139,9 @@ def test_the_cadence_is_fixed_and_a_slow_tick_is_not_made_up_for(stage: Stage) -
     assert all(gap > 0.05 for gap in (gaps[0], *gaps[2:]))
 
 
-def test_a_hangup_has_a_broken_policy_refused_and_a_mended_one_taken(stage: Stage) -> None:
+def test_a_hangup_has_a_broken_policy_refused_and_a_mended_one_taken(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = stage.policies / "support.yaml"
     good = file.read_text()
     stage.script[2] = lambda: (file.write_text(good.replace("priority: 900", "priority: high")), send(signal.SIGHUP)())[
@@ -152,6 +155,7 @@ def test_a_hangup_has_a_broken_policy_refused_and_a_mended_one_taken(stage: Stag
     refused = [event for event in stage.events() if isinstance(event, PolicyRefused)]
     assert len(refused) == 1
     assert f"{file}:" in refused[0].problems[0]
+    assert f"the one before stays in force: problem={file}:" in capsys.readouterr().err
     priorities = [e.policy.services()[0][2].priority for e in stage.events() if isinstance(e, Configured)]
     assert priorities == [900, 901]
     assert [event.kind for event in stage.events()].count("planned") == 6
@@ -165,6 +169,7 @@ def test_metrics_are_exported_and_show_a_refused_policy(stage: Stage) -> None:
     stage.script[5] = send(signal.SIGTERM)
     stage.run(metrics_port=port)
     assert "qm_policy_refused 1.0" in seen[0]
+    assert "qm_policy_refusals_total 1.0" in seen[0]
     assert 'qm_launches_total{offering="a",outcome="granted"}' in seen[0]
     assert 'qm_blind{port="cloud"} 0.0' in seen[0]
     assert "qm_tick_seconds_count 3.0" in seen[0]
@@ -272,3 +277,31 @@ def test_a_folder_that_is_gone_is_broken_and_is_tried_again(stage: Stage) -> Non
     assert isinstance(folder.poll(10.0), Broken)
     away.rename(stage.policies)
     assert isinstance(folder.poll(20.0), Policy)
+
+
+def test_a_folder_that_is_rewritten_all_the_time_is_read_whole_or_not_at_all(stage: Stage) -> None:
+    """Whatever instant a poll meets: a policy that somebody wrote, or a refusal; never half of one."""
+    folder, file = folder_of(stage), stage.policies / "support.yaml"
+    good = file.read_text()
+    versions = [good.replace("priority: 900", f"priority: {number}") for number in range(901, 911)]
+    ended = threading.Event()
+
+    def rewrite() -> None:
+        while not ended.is_set():
+            for text in (*versions, "unit: ["):
+                file.write_text(text)  # truncates first, as a careless editor does
+                ended.wait(0.002)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        found = [folder.poll(10.0 * number) for number in range(20)]
+    finally:
+        ended.set()
+        writer.join()
+    taken = {each.policy.services()[0][2].priority for each in found if isinstance(each, Policy)}
+    assert taken <= set(range(900, 911))
+    file.write_text(good)
+    last = folder.poll(10_000.0)
+    assert isinstance(last, Policy)
+    assert last.policy.services()[0][2].priority == 900
