@@ -49,7 +49,9 @@ def prepared(folder: Path) -> Inputs:
     written.mkdir()
     (written / "catalogue").symlink_to(demo / "catalogue")
     text = (demo / "support.yaml").read_text()
-    text = text.replace("[on_demand, spot]", "[on_demand, block]").replace("max_replicas: 28", "max_replicas: 4")
+    text = text.replace("[on_demand, spot]", "[on_demand, block]").replace("max_replicas: 28", "max_replicas: 2")
+    text = text.replace(f"instance_type: {KIND}}}", f"instance_type: {KIND}, tp: 4}}")  # a replica is an instance
+    text = "".join(line for line in text.splitlines(keepends=True) if "g5-12x" not in line)
     (written / "support.yaml").write_text(text)
     (folder / "supply.yaml").write_text(SUPPLY)
     return check_inputs(

@@ -291,8 +291,8 @@ def test_a_future_block_is_in_the_calendar_and_its_end_is_announced_40_minutes_a
         assert (row.starts_at_s, row.ends_at_s) == (start_at_s, end_at_s)
         with pytest.raises(NoCapacity):
             rig.cloud.launch("block", 1, "t1")
-        rig.clock.advance(3661.0)
-        listed(rig)
+        assert rig.calls("RunInstances") == 0
+        rig.clock.advance(3601.0)  # it has begun, and no listing since has said so
         (instance_id,) = rig.cloud.launch("block", 1, "t2")
         rig.clock.advance(end_at_s - 2401.0 - rig.clock.now_s())
         assert listed(rig)[0].reclaim_at_s is None

@@ -215,7 +215,8 @@ class Launcher:
         for key, error in _shutters(offer).items():
             if now_s < self._shut_until_s.get(key, 0.0):
                 raise error
-        if offer.reservation and self._reservations.rows and (why := self._reservations.refusal(offer.reservation)):
+        known = offer.reservation and self._reservations.rows
+        if known and (why := self._reservations.refusal(offer.reservation, now_s)):
             raise NoCapacity(offer.offering, f"reservation {offer.reservation} {why}", "ReservationCapacityExceeded")
 
     def _shut_after(self, offer: OfferConfig, error: PortError) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from autoscaler.adapters.ec2.words import STATES
 
 Row = dict[str, Any]
+AHEAD = ("scheduled", "pending")
 DEAD_AFTER_S = 300.0
 DEAD_AFTER_LISTINGS = 2
 _RANK = {"pending": 0, "running": 1, "terminating": 2, "terminated": 3}
@@ -72,11 +73,13 @@ class Reservations:
         """A whole listing."""
         self.rows, self.at_s = {row["CapacityReservationId"]: dict(row) for row in rows}, now_s
 
-    def refusal(self, reservation: str) -> str:
+    def refusal(self, reservation: str, now_s: float) -> str:
         """Why nothing can be launched into it now, as far as is known; empty when that may be tried."""
         row = self.rows.get(reservation)
         if row is None:
             return "is not listed"
+        if row["State"] in AHEAD and row["StartDate"].timestamp() <= now_s:
+            return ""  # it has begun since it was listed
         if row["State"] != "active":
             return f"is {row['State']}"
         return "" if row["AvailableInstanceCount"] > 0 else "has no instance left"
