@@ -116,7 +116,7 @@ def _shelf(sizes: Sequence[int], held: Sequence[Held]) -> list[Berth]:
 def _decide(houses: Sequence[House], sizes: Sequence[int], held: Sequence[Held]) -> tuple[tuple[Need, ...], list[Held]]:
     """The needs as placed, and who holds what then."""
     needs, shelf = _needs(houses), _shelf(sizes, held)
-    assert place(needs, shelf, EMPTY, 0.0) == ()
+    assert place(needs, shelf, EMPTY, 0.0).orders == ()
     after: dict[str, Counter[str]] = {f"i{number}": Counter() for number in range(len(sizes))}
     for need in needs:
         for seat in need.seats:
