@@ -74,6 +74,10 @@ $(PROMETHEUS)/prometheus:
 proof: install
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
 	QM_EC2_SEEDS=2000 QM_EC2_SOCKET_SEEDS=50 $(BIN)/python -m pytest tests/simulation/test_ec2_faults.py --timeout=0
+	QM_CRASH_STEPS=40 $(BIN)/python -m pytest tests/simulation/test_crash_steps.py --timeout=0
+	$(BIN)/python -m chaos.swarm.mutations
+	$(BIN)/qm chaos --seeds 0:10000 --json build/chaos.json
+	$(BIN)/qm chaos --seeds 0:300 --hours 6 --json build/chaos-long.json
 	$(BIN)/python -m pytest tests/live/test_block_live.py --capture=no
 	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html $(BENCH)
 

@@ -24,7 +24,7 @@ from autoscaler.core.lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from autoscaler.core.model import CloudView, Demand, Launch, Missing, Observation, Offering, Plan
 from chaos.world.trouble import Fragile
 from chaos.world.world import World
-from policies.model import PolicySet, Service, Unit
+from policies.model import PolicySet, Service
 
 TAIL = 60  # events kept for whoever reads of a failure
 CLOSING_S = 2400.0  # before the end of a block
@@ -54,13 +54,11 @@ class Checks:
     _refused: dict[str, tuple[int, float]] = field(default_factory=dict)  # offering → in a row, the last at
     _unheld: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     _planned: int = 0
+    _launches: tuple[Launch, ...] = ()
     _inverted_s: float = 0.0
     _inverted_before_s: float = 0.0
     _unsteady_s: float = -1e9
     _tick_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.units = {key: unit for key, unit, _ in self.world.scenario.policy_set.services()}
 
     def event(self, event: Event, beliefs: Beliefs) -> None:
         """One more record of our controller."""
@@ -68,7 +66,7 @@ class Checks:
         if isinstance(event, Observed):
             self._seen = event.observation
         elif isinstance(event, Planned):
-            self._planned = self.journal.seq
+            self._planned, self._launches = self.journal.seq, event.plan.launches
             self._plan(event.plan, beliefs)
         elif isinstance(event, LaunchTried):
             self._try(event)
@@ -97,7 +95,8 @@ class Checks:
             self._tell("intent_twice", f"{event.token} is asked for again")
         self._tried[event.token] = self.journal.seq
         row, last_s = self._refused.get(event.offering, (0, 0.0))
-        if row and event.at_s - last_s < 0.5 * min(30.0 * 2.0 ** (row - 1), 900.0) - 1e-6:
+        probed = any(each.id == event.intent and _why(each, "probe") for each in self._launches)
+        if row and not probed and event.at_s - last_s < 0.5 * min(30.0 * 2.0 ** (row - 1), 900.0) - 1e-6:
             text = f"{event.offering} is asked {event.at_s - last_s:.0f} s after the last of {row} refusals"
             self._tell("asked_too_soon", text)
 
@@ -223,17 +222,17 @@ class Checks:
         del rows[:-400]
 
     def _rungs(self, plan: Plan, policy: PolicySet, cloud: CloudView, beliefs: Beliefs) -> Iterator[str]:
-        entries = {key: (unit, entry) for key, unit, entry in policy.services()}
+        entries = {key: entry for key, _, entry in policy.services()}
         for launch in plan.launches:
-            unit, entry = entries[launch.service]
-            if any(reason.code == "paid_anyway" for reason in launch.reasons) or "smaller_variant" in entry.sacrifice:
+            entry = entries[launch.service]
+            if _why(launch, "paid_anyway") or _why(launch, "probe") or "smaller_variant" in entry.sacrifice:
                 continue
-            missed = sorted(self._open(launch, unit, entry, cloud, plan.at_s) - set(launch.alternates))
+            missed = sorted(self._open(launch, entry, cloud, plan.at_s) - set(launch.alternates))
             missed = [name for name in missed if not _rests(name, beliefs, plan.at_s)]
             if missed:
                 yield f"{launch.id} for {launch.service} leaves out {', '.join(missed)}, open and allowed"
 
-    def _open(self, launch: Launch, unit: Unit, entry: Service, cloud: CloudView, at_s: float) -> set[str]:  # noqa: ARG002
+    def _open(self, launch: Launch, entry: Service, cloud: CloudView, at_s: float) -> set[str]:
         """Offerings of the launch's instance types that the policy allows and that are open for an hour and more."""
         kinds = {o.offering: o.instance_type for o in cloud.offerings}
         asked = {kinds[name] for name in launch.alternates if name in kinds}
@@ -285,6 +284,10 @@ class Checks:
 
     def _inverting(self) -> float:
         return self.world.scores.priority_inversion_s - self._inverted_before_s
+
+
+def _why(launch: Launch, code: str) -> bool:
+    return any(reason.code == code for reason in launch.reasons)
 
 
 def _rests(name: str, beliefs: Beliefs, at_s: float) -> bool:

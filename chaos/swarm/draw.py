@@ -17,6 +17,8 @@ HOUR_S = 3600.0
 BAD_PART = 2.0 / 3.0  # of the time; after it nothing is wrong any more
 HEALING_S = 3600.0  # the longest cooldown
 LEAST_FAULTS, MOST_FAULTS = 4, 9
+LEAST_S = 60.0  # that a fault lasts
+AT_ONCE = 0.3  # of those that last are there from the beginning, when most is launched
 MODEL = "meta-llama/Meta-Llama-3.1-8B"
 SHAPES = (
     {"id": "l40s", "instance_type": "g6e.2xlarge"},
@@ -83,7 +85,7 @@ def drawn(seed: int, size: Size = HOUR) -> dict[str, Any]:
         "name": f"chaos-{seed}",
         "seed": seed,
         "duration_s": size.hours * HOUR_S + HEALING_S,
-        "tick_s": float(stream(seed, "swarm/tick").choice([10.0, 15.0, 20.0])),
+        "tick_s": float(stream(seed, "swarm/tick").choice([10.0, 15.0, 20.0, 30.0])),
         "policies": _units(stream(seed, "swarm/policy"), names, supply),
         "demand": [_demand(stream(seed, f"swarm/demand/{name}"), name, size) for name in names],
         "supply": supply,
@@ -132,10 +134,10 @@ def _units(rng: np.random.Generator, names: list[str], supply: list[dict[str, An
         unit["services"].append(_service(rng, service, supply))
     for unit in units.values():
         if rng.random() < 0.4:
-            unit["quota_gpus"] = int(rng.integers(6, 24))
+            unit["quota_gpus"] = int(rng.integers(2, 13))
             unit["lends"], unit["borrows"] = bool(rng.random() < 0.7), bool(rng.random() < 0.7)
         if rng.random() < 0.4:
-            unit["budget_usd_per_h"] = _rounded(rng.uniform(5.0, 30.0))
+            unit["budget_usd_per_h"] = _rounded(rng.uniform(3.0, 20.0))
     return list(units.values())
 
 
@@ -194,11 +196,12 @@ def _fault(
         "services": ["*", *names],
         "whole": ["*"],
     }[KINDS[kind].aim]
-    at_s = rng.uniform(0.05, 0.8) * size.healed_s
+    early = kind not in INSTANT and rng.random() < AT_ONCE
+    at_s = 0.0 if early else rng.uniform(0.05, 0.8) * size.healed_s
     made: dict[str, Any] = {"at_s": _rounded(at_s), "kind": kind, "target": str(rng.choice(words))}
     if kind not in INSTANT:
         longest_s = size.healed_s - made["at_s"]
-        made["for_s"] = _rounded(float(np.exp(rng.uniform(np.log(20.0), np.log(longest_s)))))
+        made["for_s"] = _rounded(float(np.exp(rng.uniform(np.log(LEAST_S), np.log(longest_s)))))
     if kind in VALUES:
         least, most = np.log(VALUES[kind])
         sign = -1.0 if kind == "clock_step" and rng.random() < 0.5 else 1.0

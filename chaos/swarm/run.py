@@ -111,8 +111,8 @@ def _unwatched(event: Event, beliefs: Beliefs) -> None:
     """Nobody looks."""
 
 
-def run(scenario: Scenario) -> Run:
-    """Run it until it has settled after its last fault; what it says it would last without that is the longest."""
+def run(scenario: Scenario, *, until_broken: bool = False) -> Run:
+    """Run it until it has settled after its last fault, its own duration at most; or until a promise is broken."""
     world = World(scenario, scenario.seed)
     loop = Watched(world, MemoryJournal(segment_records=SEGMENT_RECORDS))
     healed_s = max([end_s(fault) for fault in scenario.faults], default=0.0)
@@ -128,6 +128,8 @@ def run(scenario: Scenario) -> Run:
             world.scores.tick()
             loop.checks.tick(at_s)
             tail = tail or (_told(loop) if _real(world) else ())
+            if tail and until_broken:
+                break
             why = next(unsettled(world, loop.beliefs), "") if at_s > healed_s else "faults"
             still_s = 0.0 if why else still_s + scenario.tick_s
             settled_s = at_s - healed_s if still_s > STILL_S and settled_s is None else settled_s

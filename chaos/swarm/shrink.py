@@ -17,7 +17,7 @@ TRIES = 80
 def what_broke(result: Run) -> frozenset[str]:
     """The kinds of promises that a run broke."""
     broke = {each.kind for each in result.violations}
-    return frozenset(broke | ({"unsettled"} if result.settled_after_s is None else set()))
+    return frozenset(broke | ({"unsettled"} if result.settled_after_s is None and not broke else set()))
 
 
 def shrunk(
