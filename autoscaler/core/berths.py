@@ -161,12 +161,19 @@ class Need:
         """Replicas that the policy wants whatever the load."""
         return 0 if self.entry.scale_to_zero else self.entry.min_replicas
 
-    def missing(self, option: Option, spare: float = 0.0) -> int:
-        """Replicas of `option` still needed, within the policy's bounds, for `spare` times more than the demand."""
+    def missing(self, option: Option, spare: float = 0.0, *, shaky: bool = False) -> int:
+        """Replicas of `option` still needed, within the policy's bounds, for `spare` times more than the demand; of
+        `shaky` ones, which may be taken back, none for the on-demand floor.
+        """
         wanted_rps = (1.0 + spare) * self.demand.arrival_rps
         by_rate = ceil(max(0.0, wanted_rps - self.rps) / option.capacity.rps - 1e-9)
-        wanted = max(by_rate, self.demand.replicas_floor - self.replicas)
+        wanted = max(by_rate, self.demand.replicas_floor - self.replicas, 0 if shaky else self.unsteady)
         return max(0, min(wanted, self.entry.max_replicas - self.replicas))
+
+    @property
+    def unsteady(self) -> int:
+        """Replicas that stand in for those which the on-demand floor wants elsewhere."""
+        return max(0, min(self.entry.on_demand_floor, self.replicas) - self.steady)
 
     def up_to(self, tier: int) -> tuple[Option, ...]:
         """The options of a tier and all before it."""
@@ -177,14 +184,16 @@ class Need:
         """Whether any replica is still needed."""
         return any(self.missing(option) for option in self.options)
 
-    def allows(self, offering: Offering) -> bool:
-        """Whether the policy lets this service use the offering for its next replica."""
+    def allows(self, offering: Offering, *, stands: bool = False) -> bool:
+        """Whether the policy lets this service use the offering for its next replica, or for one that `stands` there:
+        that need not leave because one on demand was lost, only be followed by another.
+        """
         entry = self.entry
         return (
             offering.market in entry.markets
             and (not entry.zones or offering.zone in entry.zones)
             and (not entry.instance_types or offering.instance_type in entry.instance_types)
-            and not (offering.market in PREEMPTIBLE and self.steady < entry.on_demand_floor)
+            and (stands or not (offering.market in PREEMPTIBLE and self.steady < entry.on_demand_floor))
         )
 
     def give(self, option: Option, berths: tuple[Berth, ...]) -> bool:

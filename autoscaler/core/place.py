@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from .beliefs import Beliefs
-from .berths import SUNK, Berth, Need, Option, Seat
+from .berths import PREEMPTIBLE, SUNK, Berth, Need, Option, Seat
 from .hold import Scarcity, held
 from .model import Hold, Offering
 from .odds import PROBE, Odds
@@ -81,7 +81,9 @@ def _keep(need: Need, shelf: list[Berth]) -> None:
     """
     standing = list(_present(need, need.order(shelf), shelf))
     for option, group, _ in sorted(standing, key=lambda row: (not row[2], row[0].tier)):
-        if need.missing(option, STILLNESS) and _all_fit(need, option, group) and not need.give(option, group):
+        shaky = any(berth.offering.market in PREEMPTIBLE for berth in group)
+        fits = all(_fits(need, option, berth, stands=True) for berth in group)
+        if fits and need.missing(option, STILLNESS, shaky=shaky) and not need.give(option, group):
             return
 
 
@@ -245,9 +247,10 @@ def _group(need: Need, option: Option, lead: Berth, shelf: list[Berth]) -> tuple
     return group if len(group) == option.shape.nodes else ()
 
 
-def _fits(need: Need, option: Option, berth: Berth) -> bool:
+def _fits(need: Need, option: Option, berth: Berth, *, stands: bool = False) -> bool:
     shape, offering = option.shape, berth.offering
-    return shape.instance_type == offering.instance_type and shape.gpus <= berth.free_gpus and need.allows(offering)
+    holds = shape.instance_type == offering.instance_type and shape.gpus <= berth.free_gpus
+    return holds and need.allows(offering, stands=stands)
 
 
 def _all_fit(need: Need, option: Option, group: tuple[Berth, ...]) -> bool:

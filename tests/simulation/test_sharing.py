@@ -64,6 +64,23 @@ def test_on_demand_floor_is_met_before_spot_is_used() -> None:
     assert scene.running() == ["od", "spot", "spot"]
 
 
+def test_when_the_on_demand_one_is_lost_those_on_spot_serve_on_and_it_is_replaced() -> None:
+    pools = [offering("spot", 0.3, market="spot"), offering("od", 1.0, count=1)]
+    scene = Scene([unit(service(on_demand_floor=1))], pools)
+    scene.load(CHAT, 4.0)
+    scene.run(600)
+    assert scene.running() == ["od", "spot", "spot"]
+    scene.cloud.set_supply("od", 0)
+    (steady,) = [m for m in scene.cloud.supply.machines.values() if m.offering == "od" and m.state == "running"]
+    scene.cloud.reclaim(steady.instance_id, 30.0)
+    scene.run(900)
+    assert [name for name in scene.running() if name != "od"] == ["spot", "spot"]
+    assert not any(drain.instance_id != steady.instance_id for plan in scene.plans for drain in plan.drains)
+    scene.cloud.set_supply("od", 1)
+    scene.run(2000)
+    assert scene.running() == ["od", "spot", "spot"]
+
+
 def test_replicas_of_two_services_share_an_instance() -> None:
     four = offering("quad", 4.0, instance_type="g6.12xlarge", gpus=4)
     variant = (Variant(id="quad", instance_type="g6.12xlarge"),)
