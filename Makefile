@@ -27,7 +27,7 @@ help:
 	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
 	@echo 'make install      .venv with everything'
 	@echo 'make lint         the static checks of make test'
-	@echo 'make proof        many more property examples and faults, a Capacity Block live, the scoreboard of all controllers'
+	@echo 'make proof        many more property examples and faults, and the scoreboard of all controllers'
 	@echo 'make scoreboard   the same scoreboard, written into docs/ and README'
 	@echo 'make lock         resolve the dependencies anew and write requirements.lock'
 	@echo 'make clean        remove .venv, build and the caches'
@@ -78,7 +78,6 @@ proof: install
 	$(BIN)/python -m chaos.swarm.mutations
 	$(BIN)/qm chaos --seeds 0:10000 --json build/chaos.json
 	$(BIN)/qm chaos --seeds 0:300 --hours 6 --json build/chaos-long.json
-	$(BIN)/python -m pytest tests/live/test_block_live.py --capture=no
 	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html $(BENCH)
 
 scoreboard: install
