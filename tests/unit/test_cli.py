@@ -26,8 +26,8 @@ from tests.scene import Scene, offering, service, unit
 
 START_S = 0.5
 COMMANDS = (
-    *("advise", "apply", "bench", "check", "doctor", "down", "explain", "forecast", "predict"),
-    *("recommend", "render", "replay", "run", "schema", "simulate", "status", "up"),
+    *("advise", "apply", "bench", "chaos", "check", "diff", "doctor", "down", "drill", "explain", "forecast"),
+    *("predict", "recommend", "render", "replay", "run", "schema", "simulate", "status", "up"),
 )
 UNIT = """
 unit: support

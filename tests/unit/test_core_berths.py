@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from autoscaler.core.beliefs import EMPTY, Beliefs
-from autoscaler.core.berths import Berth, Need, Option, Purse
+from autoscaler.core.berths import Berth, Need, Option
 from autoscaler.core.capacity import Capacity
 from autoscaler.core.model import Demand, Offering, Shape
 from autoscaler.core.place import place
 from autoscaler.core.rank import open_for_work
 from autoscaler.core.reasons import ReasonCode, why
+from autoscaler.core.shares import Purse
 from policies.model import Unit, Variant
 from tests.scene import TIMING, service
 
