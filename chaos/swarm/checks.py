@@ -56,8 +56,7 @@ class Checks:
     _planned: int = 0
     _launches: tuple[Launch, ...] = ()
     _inverted_s: float = 0.0
-    _inverted_before_s: float = 0.0
-    _unsteady_s: float = -1e9
+    _steady_s: float = 0.0
     _tick_s: float = 0.0
 
     def event(self, event: Event, beliefs: Beliefs) -> None:
@@ -271,19 +270,18 @@ class Checks:
 
     # ---- the world --------------------------------------------------------------------------------------------------
     def tick(self, at_s: float) -> None:
-        """After each tick: how long the more important has waited behind the less important, while all was steady."""
-        self._tick_s = self.world.scenario.tick_s
-        if any(self.world.faults.active(kind) for kind in UNSTEADY) or self._inverting() == 0.0:
-            self._inverted_s = 0.0
-        if any(self.world.faults.active(kind) for kind in UNSTEADY):
-            self._unsteady_s = at_s
-        self._inverted_s += self._inverting()
-        self._inverted_before_s = self.world.scores.priority_inversion_s
-        if self._inverted_s > INVERTED_MAX_S and at_s - self._unsteady_s > SETTLES_S:
-            self._tell("priority", f"the more important has waited behind the less for {self._inverted_s:.0f} s")
+        """After each tick: how long the more important has waited behind the less important, while all was steady.
 
-    def _inverting(self) -> float:
-        return self.world.scores.priority_inversion_s - self._inverted_before_s
+        Who has nothing but a deadline waits because it may.
+        """
+        self._tick_s = self.world.scenario.tick_s
+        if any(self.world.faults.active(kind) for kind in UNSTEADY):
+            self._steady_s = at_s + SETTLES_S
+        behind = [key for key in self.world.scores.behind if self.world.entries[key].slo.deadline_s is None]
+        self._inverted_s = self._inverted_s + self._tick_s if behind and at_s > self._steady_s else 0.0
+        if self._inverted_s > INVERTED_MAX_S:
+            text = f"{', '.join(behind)} has waited behind what is less important for {self._inverted_s:.0f} s"
+            self._tell("priority", text)
 
 
 def _why(launch: Launch, code: str) -> bool:

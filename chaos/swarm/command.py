@@ -141,14 +141,15 @@ def _seeds(seeds: range, size: Size, given: Given) -> Iterator[Run]:
     kept = given.results / f"{_version(size)}.jsonl"
     done = {each.seed: each for each in _read(kept)}
     todo = [seed for seed in seeds if seed not in done]
+    kept.write_text("".join(each.model_dump_json() + "\n" for each in done.values()), encoding="utf-8")  # no torn line
     with kept.open("a", encoding="utf-8") as out, _bar(len(seeds)) as bar:
         task = bar.add_task("worlds", total=len(seeds), completed=len(seeds) - len(todo))
         for number, result in enumerate(_computed(todo, size, given.jobs), start=1):
             done[result.seed] = result
-            out.write(result.model_dump_json() + "\\n")
+            out.write(result.model_dump_json() + "\n")
             out.flush()
             bar.update(task, advance=1)
-            if not bar.console.is_terminal and number % max(1, len(todo) // 10) == 0:
+            if not bar.console.is_terminal and len(todo) >= 10 and number % (len(todo) // 10) == 0:
                 print(f"worlds: {number} of {len(todo)}", file=sys.stderr, flush=True)
     return iter([done[seed] for seed in seeds])
 

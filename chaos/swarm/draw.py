@@ -5,6 +5,7 @@ Every concern draws from a stream of its own, so that one more fault moves no ar
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,7 @@ def drawn(seed: int, size: Size = HOUR) -> dict[str, Any]:
     """The scenario of `seed`, as its file would say it."""
     names = [f"u{number % max(2, size.services // 3)}/s{number}" for number in range(size.services)]
     supply = [_pool(stream(seed, f"swarm/pool/{n}"), n, size) for n in range(size.pools)]
-    return {
+    made = {
         "name": f"chaos-{seed}",
         "seed": seed,
         "duration_s": size.hours * HOUR_S + HEALING_S,
@@ -95,6 +96,8 @@ def drawn(seed: int, size: Size = HOUR) -> dict[str, Any]:
         "describe_lag_s": float(stream(seed, "swarm/lag").choice([0.0, 0.0, 5.0, 20.0])),
         "api_rate_per_s": 2.0,
     }
+    copied: dict[str, Any] = json.loads(json.dumps(made))  # no part is shared, so that YAML writes each out
+    return copied
 
 
 # ---- supply ---------------------------------------------------------------------------------------------------------
@@ -134,11 +137,16 @@ def _units(rng: np.random.Generator, names: list[str], supply: list[dict[str, An
         unit["services"].append(_service(rng, service, supply))
     for unit in units.values():
         if rng.random() < 0.4:
-            unit["quota_gpus"] = int(rng.integers(2, 13))
+            unit["quota_gpus"] = sum(map(_floor_gpus, unit["services"])) + int(rng.integers(0, 9))
             unit["lends"], unit["borrows"] = bool(rng.random() < 0.7), bool(rng.random() < 0.7)
         if rng.random() < 0.4:
             unit["budget_usd_per_h"] = _rounded(rng.uniform(3.0, 20.0))
     return list(units.values())
+
+
+def _floor_gpus(service: dict[str, Any]) -> int:
+    """What the loader wants the quota to hold."""
+    return int(service["min_replicas"] * min(variant.get("tp", 1) for variant in service["variants"]))
 
 
 def _service(rng: np.random.Generator, name: str, supply: list[dict[str, Any]]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _smaller(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for key in ("faults", "supply", "quotas"):
         for index in range(len(data[key])):
             yield data | {key: data[key][:index] + data[key][index + 1 :]}
-    for row in data["demand"]:
+    for row in data["demand"] if len(data["demand"]) > 1 else ():
         yield _without_service(data, row["service"])
     for index, row in enumerate(data["demand"]):
         if row["synthetic"]["kind"] != "constant":

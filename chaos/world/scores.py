@@ -32,6 +32,7 @@ class Scores:
     timeline: Timeline
     direction_changes: int = 0
     priority_inversion_s: float = 0.0
+    behind: tuple[str, ...] = ()  # services that wait behind less important ones now
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)  # service → target, direction
     _queued_since_s: dict[str, float] = field(default_factory=dict)
     _ended: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -48,18 +49,19 @@ class Scores:
             self.direction_changes += step * direction < 0
             self._last[service] = (totals[service], step or direction)
         now_s = self.timeline.now_s
-        if self._inverted(now_s):
+        self.behind = self._behind(now_s)
+        if self.behind:
             self.priority_inversion_s += now_s - self._at_s
         self._at_s = now_s
 
-    def _inverted(self, now_s: float) -> bool:
+    def _behind(self, now_s: float) -> tuple[str, ...]:
         waiting = []
         for service, entry in self.services.items():
             if not self.metrics.windows[service].queued:
                 self._queued_since_s.pop(service, None)
             elif now_s - self._queued_since_s.setdefault(service, now_s) > entry.preemption_grace_s:
                 waiting.append(service)
-        return bool(waiting) and any(self._held_by_lower(service) for service in waiting)
+        return tuple(service for service in waiting if self._held_by_lower(service))
 
     def _held_by_lower(self, short: str) -> bool:
         entry = self.services[short]

@@ -1,0 +1,127 @@
+"""The swarm: what holds in random bad days, that its checkers see what they are for, that failures are made small."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from autoscaler.cli import app
+from chaos.faults import KINDS
+from chaos.scenario import load_scenario, scenario_of
+from chaos.swarm.command import ChaosReport, one
+from chaos.swarm.draw import HOUR, LONG, Size, drawn
+from chaos.swarm.mutations import MUTATIONS, seen_by
+from chaos.swarm.run import Run, run
+from chaos.swarm.shrink import shrunk, what_broke
+
+CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.yaml"))
+SEEDS = int(os.environ.get("QM_CHAOS_SEEDS", "3"))
+BREAKS = os.environ.get("QM_CHAOS_BREAKS", "ladder_skipped,hold_removed,intent_not_durable").split(",")
+
+
+def qm(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return [one(seed, HOUR) for seed in range(SEEDS)]
+
+
+def test_promises_hold_and_all_is_well_again_after_a_bad_day(runs: list[Run]) -> None:
+    failed = {each.seed: (what_broke(each), each.unsettled) for each in runs if each.failed}
+    assert not failed
+
+
+def test_a_seed_gives_the_same_world_and_the_same_run_every_time(runs: list[Run]) -> None:
+    again = one(0, HOUR)
+    assert again.model_copy(update={"cpu_s": 0.0}) == runs[0].model_copy(update={"cpu_s": 0.0})
+
+
+def test_every_kind_of_fault_is_in_five_of_a_hundred_worlds_at_least() -> None:
+    for size in (HOUR, LONG):
+        share = Counter(fault["kind"] for seed in range(400) for fault in drawn(seed, size)["faults"])
+        assert share.keys() == KINDS.keys()
+        assert min(share.values()) >= 0.05 * 400, share.most_common()[-3:]
+
+
+@pytest.mark.parametrize("size", [HOUR, LONG])
+def test_a_world_is_an_ordinary_scenario_that_heals(size: Size, tmp_path: Path) -> None:
+    data = drawn(7, size)
+    path = tmp_path / "seven.yaml"
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    made = load_scenario(path)
+    assert made.model_dump() == scenario_of(data).model_dump()
+    assert (len(made.policy_set.services()), len(made.supply)) == (size.services, size.pools)
+    assert all(fault.at_s + fault.for_s <= 1.01 * size.healed_s for fault in made.faults)
+
+
+def test_one_more_fault_moves_no_other_concern(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = drawn(3)
+    monkeypatch.setattr("chaos.swarm.draw.MOST_FAULTS", 30)
+    after = drawn(3)
+    assert before["faults"] != after["faults"]
+    assert before | {"faults": 0} == after | {"faults": 0}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_deliberate_break_of_the_core_is_seen(name: str) -> None:
+    assert seen_by(name, range(300)) is not None
+
+
+def test_the_twelve_breaks_are_named() -> None:
+    assert len(MUTATIONS) == 12
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_broke_once_does_not_again(path: Path) -> None:
+    result = run(load_scenario(path))
+    assert not result.failed, (what_broke(result), result.violations[:2], result.unsettled)
+
+
+def test_a_failure_is_made_as_small_as_what_causes_it() -> None:
+    def judge(data: dict[str, Any]) -> frozenset[str]:
+        guilty = any(fault["kind"] == cause for fault in data["faults"])
+        return frozenset({"x"} if guilty and len(data["supply"]) > 2 else ())
+
+    data = drawn(5)
+    cause = data["faults"][2]["kind"]
+    small = shrunk(data, 500, judge)
+    assert [fault["kind"] for fault in small["faults"]] == [cause]
+    assert (len(small["supply"]), len(small["demand"])) == (3, 1)
+
+
+def test_qm_chaos_goes_on_where_it_was_and_reports(tmp_path: Path) -> None:
+    words = ("chaos", "--seeds", "0:1", "--jobs", "1", "--results", str(tmp_path), "--json", "-")
+    first = qm(*words)
+    (kept,) = tmp_path.glob("*.jsonl")
+    kept.write_text(kept.read_text() + '{"seed": 1, "kin')
+    again = qm(*words)
+    assert (first.exit_code, again.exit_code) == (0, 0)
+    reports = [ChaosReport.model_validate_json(each.output) for each in (first, again)]
+    told = [each.model_dump(exclude={"wall_s"}) for each in reports]
+    assert told[0] == told[1]
+    assert reports[0].seeds == 1
+    assert json.loads(first.output).keys() >= {"seeds", "violations", "not_converged", "coverage", "wall_s"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--seeds", "5"), "--seeds 5: give FROM:TO"),
+        (("--seeds", "5:5"), "--seeds 5:5: give FROM:TO"),
+        (("--hours", "0"), "--hours 0: give a number"),
+        (("no-such.yaml",), "no-such.yaml"),
+    ],
+)
+def test_qm_chaos_refuses_what_it_cannot_do(words: tuple[str, ...], says: str) -> None:
+    done = qm("chaos", *words)
+    assert done.exit_code == 2
+    assert says in done.output
