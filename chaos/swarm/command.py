@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from autoscaler.commands.interrupt import interrupted
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, write_json
 from autoscaler.core.lifecycle import TRANSITIONS
 from chaos.faults import KINDS
@@ -96,7 +97,8 @@ def chaos_command(given: Given) -> int:
         runs = [_timed(load_scenario(name)) for name in given.scenarios]
     else:
         size = size_of(_hours(given.hours))
-        runs = list(_seeds(_range(given.seeds), size, given))
+        with interrupted(f"finished worlds are kept in {given.results}; the same command goes on there"):
+            runs = list(_seeds(_range(given.seeds), size, given))
     report = report_of(runs, time.perf_counter() - began_s)
     for number, failed in enumerate([each for each in runs if each.failed][:SHOWN]):
         _tell(failed, given, number)
