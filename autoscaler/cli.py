@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from autoscaler.commands.benches import bench
 from autoscaler.commands.interrupt import Interrupted, interruptible
 from autoscaler.commands.outcome import flush_output
 from autoscaler.ownership import check_ownership
@@ -436,62 +437,7 @@ def drill(
     raise typer.Exit(drill_command(Given(**given)))
 
 
-bench = typer.Typer(add_completion=False)
 app.add_typer(bench, name="bench")
-
-
-@bench.callback(invoke_without_command=True)
-def bench_suite(
-    context: typer.Context,
-    suite: Annotated[Literal["public", "full"], typer.Option(help="Which shipped scenarios.")] = "public",
-    scenarios: Annotated[str | None, typer.Option(metavar="A,B", help="These names or files instead.")] = None,
-    controllers: Annotated[
-        str, typer.Option(metavar="A,B", help="Names, or all, own (ours and the oracles), peers (with static).")
-    ] = "all",
-    seeds: Annotated[str, typer.Option(metavar="FROM:TO", help="Seeds, the last not included.")] = "0:10",
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Processes.")] = 2,
-    results: Annotated[
-        Path, typer.Option(metavar="DIR", help="Keeps each run's result, so that a killed bench goes on.")
-    ] = Path("build/bench"),
-    older: Annotated[
-        bool, typer.Option("--older", help="Where this version of the code has no result, take another's.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Attainment against cost, as a page.")] = None,
-    publish: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write docs/scoreboard.* and README's table there.")
-    ] = None,
-    json_file: Json = None,
-) -> None:
-    """Every controller on every scenario: attainment, cost, regret to the lower bound, who dominates whom."""
-    if context.invoked_subcommand is None:
-        given = {name: value for name, value in locals().items() if name != "context"}
-        from chaos.scoreboard.command import Given, bench_command
-
-        raise typer.Exit(bench_command(Given(**given)))
-
-
-@bench.command("tick")
-def bench_tick(
-    services: Annotated[int, typer.Option(min=1, help="Services, with two variants each.")] = 50,
-    nodes: Annotated[int, typer.Option(min=1, help="Instances of four GPUs.")] = 100,
-    ticks: Annotated[int, typer.Option(min=1, help="Ticks that are timed.")] = 100,
-    json_file: Json = None,
-) -> None:
-    """What one tick costs: observe, learn, forecast, decide, check, journal and encode the plan."""
-    from chaos.bench import tick_command
-
-    raise typer.Exit(tick_command(services, nodes, ticks, json_file))
-
-
-@bench.command("world")
-def bench_world(
-    requests: Annotated[int, typer.Option(min=1, help="About so many under each controller.")] = 1_000_000,
-    json_file: Json = None,
-) -> None:
-    """How many requests per second of one core the simulated world handles, with a trivial controller and with ours."""
-    from chaos.bench_world import world_command
-
-    raise typer.Exit(world_command(requests, json_file))
 
 
 if __name__ == "__main__":

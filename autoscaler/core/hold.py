@@ -13,7 +13,6 @@ is then as likely to give it again as any of its market.
 
 from __future__ import annotations
 
-from .beliefs import Beliefs
 from .berths import SUNK, Berth, Need
 from .model import Hold, Offering
 from .odds import OUTAGE_SCALE_S, PRIOR, Odds
@@ -26,9 +25,9 @@ HOLD_MOST_S = 21_600.0
 class Scarcity:
     """What a need could get instead of what it has, at one instant."""
 
-    def __init__(self, need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> None:
+    def __init__(self, need: Need, odds: Odds, now_s: float) -> None:
         self._need, self._odds = need, odds
-        found = list(ways(need, beliefs, now_s))
+        found = list(ways(need, odds, now_s))
         self._offers = {offering.offering: offering for _, offering in found if offering.market not in SUNK}
         self._usd_per_rps = min(
             (

@@ -128,6 +128,10 @@ class Odds:
         self._zone: dict[tuple[str, str, Market], Answers] = {}
         self._region: dict[tuple[str, str, Market], Answers] = {}
         self._dry: dict[str, list[Offering]] = {}
+        self._grants: dict[str, float] = {}
+        self._by_kind: dict[str, list[Offering]] = {}
+        for row in sorted(beliefs.offers.values(), key=lambda row: row.offering):
+            self._by_kind.setdefault(row.instance_type, []).append(row)
         for name, answers in self._answers.items():
             offer = beliefs.offers.get(name)
             if offer is None:
@@ -137,8 +141,19 @@ class Odds:
             if self._known[name].dry_since_s is not None:
                 self._dry.setdefault(offer.instance_type, []).append(offer)
 
+    def offers(self, kind: str) -> list[Offering]:
+        """Every offering of an instance type, by name."""
+        return self._by_kind.get(kind, [])
+
     def grant(self, offer: Offering, within_s: float = 0.0) -> float:
         """That a launch there is granted when it is asked for `within_s` from now."""
+        if within_s > 0.0:
+            return self._grant(offer, within_s)
+        if offer.offering not in self._grants:
+            self._grants[offer.offering] = self._grant(offer, 0.0)
+        return self._grants[offer.offering]
+
+    def _grant(self, offer: Offering, within_s: float) -> float:
         prior = PRIOR.get(offer.market, PRIOR["on_demand"])
         known = self._known.get(offer.offering)
         if not self._answers:

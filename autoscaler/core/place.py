@@ -9,7 +9,7 @@ several nodes takes as many instances of one zone, all or none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -20,7 +20,7 @@ from .model import Hold, Offering
 from .odds import PROBE, Odds
 from .rank import Bid, bids, canary, comes_in_s, nowhere, why_shut
 from .reasons import Reason, ReasonCode, why
-from .shares import MOVE_WORTH, gives_way, victims
+from .shares import MOVE_WORTH, More, gives_way, victims
 
 STILLNESS = 0.05  # of the demand: what metrics and learnt constants vary by from tick to tick
 
@@ -44,13 +44,30 @@ class Placed:
     holds: tuple[Hold, ...] = ()
 
 
-def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: float) -> Placed:
-    """Seat every need, most important first; returns what to order for that, and what is held. Berths to be launched
-    are added to `shelf`.
-    """
-    odds = Odds(beliefs, now_s)
+class Shelf:
+    """The instances with room and those to be launched, by type: a need looks only at what it can use."""
+
+    def __init__(self, berths: Iterable[Berth]) -> None:
+        self._by_kind: dict[str, list[Berth]] = {}
+        self.size = 0
+        self.add(berths)
+
+    def add(self, berths: Iterable[Berth]) -> None:
+        """More of them."""
+        for berth in berths:
+            self._by_kind.setdefault(berth.offering.instance_type, []).append(berth)
+            self.size += 1
+
+    def near(self, need: Need) -> list[Berth]:
+        """Those of the need's types."""
+        return [berth for kind in need.gpus_per_rps for berth in self._by_kind.get(kind, ())]
+
+
+def place(needs: tuple[Need, ...], berths: Iterable[Berth], beliefs: Beliefs, now_s: float) -> Placed:
+    """Seat every need, most important first; returns what to order for that, and what is held."""
+    odds, shelf = Odds(beliefs, now_s), Shelf(berths)
     for need in needs:
-        _keep(need, shelf)
+        _keep(need, shelf.near(need))
     orders: list[Order] = []
     for need in needs:
         orders += _supply(need, shelf, beliefs, odds, now_s)
@@ -66,11 +83,11 @@ def place(needs: tuple[Need, ...], shelf: list[Berth], beliefs: Beliefs, now_s: 
     needed = [need.replicas for need in needs]
     holds: list[Hold] = []
     for need in needs:
-        holds += _hold(need, shelf, beliefs, odds, now_s)
+        holds += _hold(need, shelf.near(need), beliefs, odds, now_s)
     for need in needs:
-        _linger(need, shelf)
+        _linger(need, shelf.near(need))
     for need, count in zip(needs, needed, strict=True):
-        orders += _return(need, need.replicas - count, shelf, beliefs, odds, now_s)
+        orders += _return(need, need.replicas - count, shelf.near(need), beliefs, odds, now_s)
     return Placed(tuple(orders), tuple(holds))
 
 
@@ -87,20 +104,20 @@ def _keep(need: Need, shelf: list[Berth]) -> None:
             return
 
 
-def _supply(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
+def _supply(need: Need, shelf: Shelf, beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
     """Places for what is missing: free GPUs, then launches; in smaller variants where no better one can be had."""
     orders: list[Order] = []
     for tier in sorted({option.tier for option in need.options}):
         if tier and (not need.short or comes_in_s(need, beliefs, now_s) < need.queue_s):
             break
         need.using = need.up_to(tier)
-        _grow(need, shelf)
+        _grow(need, shelf.near(need) if need.short else [])
         while (order := _order(need, shelf, beliefs, odds, now_s)) is not None:
             orders.append(order)
     return orders
 
 
-def _upgrade(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
+def _upgrade(need: Need, shelf: Shelf, beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
     """Begin to move from smaller variants back to the best: load that first, leave when it serves (`_keep`)."""
     lesser = [seat for seat in need.seats if seat.option.tier]
     if not lesser:
@@ -109,22 +126,22 @@ def _upgrade(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s
     need.note(why(ReasonCode.SMALLER_VARIANT, lesser[0].option.shape.variant, replicas=len(lesser), rps=carried))
     need.using = need.up_to(0)
     need.rps -= carried
-    _grow(need, shelf)
+    _grow(need, shelf.near(need))
     order = _order(need, shelf, beliefs, odds, now_s)
     need.rps += carried
     need.using = reached
     return [] if order is None else [order]
 
 
-def _borrow(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
+def _borrow(need: Need, ranked: tuple[Need, ...], shelf: Shelf) -> None:
     """Beyond its unit's share: on what is paid for anyway, or what others keep for themselves."""
     need.purse.tree.lending = True
     if not (need.short and need.purse.borrows_now):
         return
-    kept = [berth for berth in shelf if berth.sunk or berth.seats]
+    kept = [berth for berth in shelf.near(need) if berth.sunk or berth.seats]
     _stay(need, [berth for berth in kept if berth.free_gpus], lambda option: need.missing(option) > 0)
     _grow(need, kept)
-    _preempt(need, ranked, kept)
+    _preempt(need, ranked, Shelf(kept))
 
 
 def _hold(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> list[Hold]:
@@ -135,7 +152,7 @@ def _hold(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: f
         idle.setdefault(tuple(berth.instance_id for berth in group), []).append((option, group))
     if not idle:
         return []
-    scarcity = Scarcity(need, beliefs, odds, now_s)
+    scarcity = Scarcity(need, odds, now_s)
     before = beliefs.last_plan.holds if beliefs.last_plan is not None else ()
     since_s = {row.instance_id: row.since_s for row in before}
     holds: list[Hold] = []
@@ -184,6 +201,8 @@ def _return(need: Need, moving: int, shelf: list[Berth], beliefs: Beliefs, odds:
                 moving += 1
     coming = any(berth.sunk and not berth.joined for berth in shelf)
     if moving >= leaving or coming or need.replicas >= need.entry.max_replicas:
+        return []
+    if not any(offering.market in SUNK for kind in need.gpus_per_rps for offering in odds.offers(kind)):
         return []
     open_now, _ = bids(need, beliefs, odds, now_s)
     # A reservation that refused is full of ours where any runs there: it is not asked again like one that is dry.
@@ -257,7 +276,7 @@ def _all_fit(need: Need, option: Option, group: tuple[Berth, ...]) -> bool:
     return all(_fits(need, option, berth) for berth in group)
 
 
-def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: float) -> Order | None:
+def _order(need: Need, shelf: Shelf, beliefs: Beliefs, odds: Odds, now_s: float) -> Order | None:
     """What to launch for a need that owned and starting instances cannot hold; its replicas are placed on it at
     once.
     """
@@ -292,7 +311,7 @@ def _order(need: Need, shelf: list[Berth], beliefs: Beliefs, odds: Odds, now_s: 
 
 def _probe(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> Order | None:
     """One instance of a pool that cools, when all do and the need waits. Nobody counts on it before it is granted."""
-    if not need.short or not need.options:
+    if need.pressing < 1.0 or not need.short or not need.options:
         return None
     open_now, shut = bids(need, beliefs, odds, now_s)
     asked = canary(need, shut, beliefs, odds, now_s) if not open_now else None
@@ -304,7 +323,7 @@ def _probe(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> Order | No
     return Order(service=service, variant=variant, count=1, alternates=(asked.offering,), reasons=(reason,))
 
 
-def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], now_s: float) -> int:
+def _fill(need: Need, option: Option, offering: Offering, shelf: Shelf, now_s: float) -> int:
     """Seat the missing replicas on instances yet to be launched; returns how many instances that takes.
 
     A replica of several nodes uses what is free in the zone first. Stops where the on-demand floor is met, because from
@@ -312,12 +331,12 @@ def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], no
     """
     count = 0
     to_floor = need.steady < need.entry.on_demand_floor
-    room = [b for b in shelf if b.offering.zone == offering.zone and _fits(need, option, b)]
+    room = [b for b in shelf.near(need) if b.offering.zone == offering.zone and _fits(need, option, b)]
     while need.missing(option) and to_floor == (need.steady < need.entry.on_demand_floor):
         room = [berth for berth in room if _fits(need, option, berth)]
         fresh = [
             Berth(
-                instance_id=f"{need.demand.service}+{len(shelf) + n}",
+                instance_id=f"{need.demand.service}+{shelf.size + n}",
                 offering=offering,
                 joined=False,
                 launched_at_s=now_s,
@@ -329,14 +348,19 @@ def _fill(need: Need, option: Option, offering: Offering, shelf: list[Berth], no
         if not _all_fit(need, option, group) or not need.give(option, group):
             break
         room += fresh
-        shelf += fresh
+        shelf.add(fresh)
         count += len(fresh)
     return count
 
 
-def _preempt(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
+def _preempt(need: Need, ranked: tuple[Need, ...], shelf: Shelf) -> None:
     """As the last resort, GPUs in the cluster of those that give way to this one."""
+    kinds = {option.shape.instance_type for option in need.using}
+    least = min((option.shape.gpus * option.shape.nodes for option in need.using), default=0)
+    full = need.purse.refusal(More(least, 0.0)) is not None  # then another unit's GPUs are of no use
     for victim, spare in victims(need, ranked) if need.short else ():
+        if kinds.isdisjoint(victim.gpus_per_rps) or (full and victim.purse is not need.purse):
+            continue
         left = victim.replicas - spare
         for option in need.using:
             while need.missing(option) and _evict(need, option, victim, victim.replicas - left, shelf):
@@ -345,10 +369,11 @@ def _preempt(need: Need, ranked: tuple[Need, ...], shelf: list[Berth]) -> None:
             return
 
 
-def _evict(need: Need, option: Option, victim: Need, spare: int, shelf: list[Berth]) -> bool:
+def _evict(need: Need, option: Option, victim: Need, spare: int, shelf: Shelf) -> bool:
     """Swap the fewest of the victim's replicas, `spare` at most, for one of ours, in one zone; all or nothing."""
     rooms = []
-    for berth in shelf:
+    theirs = sorted({berth for seat in victim.seats for berth in seat.berths}, key=lambda berth: berth.instance_id)
+    for berth in theirs if option.shape.nodes == 1 else shelf.near(need):
         if berth.joined and berth.offering.instance_type == option.shape.instance_type and need.allows(berth.offering):
             losers = _losers(need, option, victim, berth)
             if losers is not None:

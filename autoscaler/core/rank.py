@@ -42,7 +42,7 @@ def bids(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> tuple[list[B
     """What may be asked, the best first, and the offerings that are left alone for now."""
     shut: dict[str, Offering] = {}
     rows: list[tuple[Option, Offering, float]] = []
-    for option, offering in ways(need, beliefs, now_s):
+    for option, offering in ways(need, odds, now_s):
         if shut_until_s(offering, beliefs) > now_s:
             shut[offering.offering] = offering
         else:
@@ -65,13 +65,12 @@ def bids(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> tuple[list[B
     return sorted(made, key=lambda bid: (bid.usd, bid.offering.offering)), tuple(shut.values())
 
 
-def ways(need: Need, beliefs: Beliefs, now_s: float) -> Iterator[tuple[Option, Offering]]:
+def ways(need: Need, odds: Odds, now_s: float) -> Iterator[tuple[Option, Offering]]:
     """Every variant of a need on every offering that the policy allows, that holds it and that is open for work."""
-    for offering in sorted(beliefs.offers.values(), key=lambda o: o.offering):
-        for option in need.using:
+    for option in need.using:
+        for offering in odds.offers(option.shape.instance_type):
             if (
-                offering.instance_type == option.shape.instance_type
-                and offering.gpus >= option.shape.gpus
+                offering.gpus >= option.shape.gpus
                 and need.allows(offering)
                 and open_for_work(offering, option.lead_s, now_s)
             ):

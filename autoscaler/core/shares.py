@@ -187,8 +187,10 @@ def _candidates(claimant: Need) -> list[tuple[Need, Seat]]:
     the best served, and those that do not serve yet.
     """
     rows = []
-    for holder in claimant.purse.tree.needs():
-        if holder is claimant or not (holder.purse is claimant.purse or holder.purse.over(holder.purse.gpus)):
+    priority = claimant.entry.priority
+    purses = [purse for purse in claimant.purse.tree.purses if purse is claimant.purse or purse.over(purse.gpus)]
+    for holder in [holder for purse in purses for holder in purse.needs if holder.seats]:
+        if holder is claimant or holder.entry.priority > priority:  # who is more important never gives way
             continue
         for number, seat in enumerate(holder.seats):
             protected = number < holder.floor

@@ -199,7 +199,7 @@ def test_pools_that_all_cool_are_asked_in_turns_while_somebody_waits() -> None:
 def held_s(beliefs: Beliefs, at_s: float = 60.0, **over: Any) -> float:
     one = need(**over)
     offering = beliefs.offers["mine"]
-    return Scarcity(one, beliefs, Odds(beliefs, at_s), at_s).hold_s(offering, 2.0, offering.price_usd_per_h)
+    return Scarcity(one, Odds(beliefs, at_s), at_s).hold_s(offering, 2.0, offering.price_usd_per_h)
 
 
 def test_nothing_is_held_while_supply_is_plentiful() -> None:
