@@ -165,7 +165,7 @@ def test_the_table_itself_is_not_written_over(tmp_path: Path) -> None:
     before = table.read_bytes()
     done = CliRunner().invoke(app, ["predict", str(table), "--predictions", str(table)])
     assert done.exit_code == 2
-    assert "is the table itself; give another file" in done.stderr
+    assert "is what the run reads; give it a file of its own" in done.stderr
     assert table.read_bytes() == before
 
 

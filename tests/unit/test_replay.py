@@ -30,7 +30,7 @@ def written(*, restart: bool = False) -> list[Record]:
     made.load("support/chat", 20.0)
     made.run(300.0)
     made.load("support/chat", 0.0)
-    made.run(600.0)
+    made.run(1800.0)
     return [RECORD.validate_json(RECORD.dump_json(record)) for record in made.journal.records]
 
 
@@ -54,7 +54,7 @@ def plans(records: Iterable[Record]) -> list[Plan]:
 def test_every_plan_of_a_run_comes_out_byte_for_byte(restart: bool) -> None:
     records = written(restart=restart)
     found = replay(records, versions())
-    assert (found.plans, found.identical, found.differences) == (110, 110, [])
+    assert (found.plans, found.identical, found.differences) == (230, 230, [])
     assert (found.records, found.runs, found.exact) == (len(records), 1 + restart, True)
     assert any(plan.launches for plan in plans(records))
     assert any(plan.terminates for plan in plans(records))
@@ -65,7 +65,7 @@ def test_a_changed_action_is_named_with_both_values() -> None:
     launches = plans(records)[0].launches
     changed_plan = edited(records, 1, launches=(replace(launches[0], count=7),))
     found = replay(changed_plan, versions())
-    assert found.identical == 109
+    assert found.identical == 229
     assert found.differences[0].changes == (f"launches[{launches[0].id}].count: 7 → 2",)
     assert found.differences[0].plan_id == plans(records)[0].id
 
@@ -100,7 +100,7 @@ def test_other_software_may_differ_in_the_last_digits_only() -> None:
     close = edited(records, 5, **nudged(plans(records)[4], 1 + 1e-9))
     far = edited(records, 5, **nudged(plans(records)[4], 1 + 1e-5))
     found = replay(close, versions())
-    assert (found.exact, found.identical, found.differences) == (False, 109, [])
+    assert (found.exact, found.identical, found.differences) == (False, 229, [])
     assert len(replay(far, versions()).differences) == 1
 
 

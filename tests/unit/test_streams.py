@@ -156,8 +156,7 @@ def test_several_demands_are_superposed_and_their_tasks_kept_apart() -> None:
     assert set(tasks.calls[batch.task[~single]].tolist()) == {1, 7}
 
 
-def test_a_service_without_demand_sends_nothing() -> None:
-    assert len(taken(scene(), step_s=HOUR_S).at_s) == 0
+def test_a_demand_of_nothing_sends_nothing() -> None:
     assert len(taken(scene(synthetic("constant", 0)), step_s=HOUR_S).at_s) == 0
 
 
