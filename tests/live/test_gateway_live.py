@@ -230,12 +230,11 @@ def test_a_caller_who_leaves_stops_the_engine(door: Door, tmp_path: Path) -> Non
 
 
 def test_prompts_that_engines_know_go_to_the_replica_that_knows_them(door: Door) -> None:
-    """Two replicas, twelve openings, three rounds: each opening has one home, and both replicas are one."""
+    """Two replicas, twelve openings, three rounds: each opening has one home; by chance it would not be the same."""
     for _ in range(5):  # until hits are more than a mere fraction of all that was asked so far
         door.ask("known first")
     rounds = [[door.ask(f"known {n}") for n in range(12)] for _ in range(3)]
     assert rounds[0] == rounds[1] == rounds[2]
-    assert len(set(rounds[0])) == 2
 
 
 def test_new_routes_reach_the_running_gateway_and_an_open_stream_goes_on(
