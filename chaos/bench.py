@@ -123,7 +123,7 @@ class _World:
 
     def __post_init__(self) -> None:
         policy = _policy(self.size.services)
-        self._policy = Policy(policy=policy, shapes=_shapes(policy), digest="bench")
+        self._policy = Policy(policy=policy, shapes=shapes_of(policy), digest="bench")
         self._keys = tuple(key for key, _, _ in policy.services())
         names = [f"i-{n:04d}" for n in range(self.size.nodes)]
         self._nodes = tuple(Node(node_id=f"node-{n}", instance_id=n, alive=True, draining=False) for n in names)
@@ -194,7 +194,8 @@ def _policy(services: int) -> PolicySet:
     return PolicySet(units=(Unit(unit="u", owner="o", services=entries),))
 
 
-def _shapes(policy: PolicySet) -> tuple[Shape, ...]:
+def shapes_of(policy: PolicySet) -> tuple[Shape, ...]:
+    """One GPU for every variant of the policy, all with one law."""
     return tuple(
         Shape(
             service=key,

@@ -34,15 +34,15 @@ from autoscaler.core.model import (
     Shape,
 )
 from policies.model import PolicySet, Service, Slo, Unit, Variant
-from serve_apps.timing import Timing
 from serve_apps.wire import app_name
+
+from .bench import shapes_of
 
 TICK_S = 10.0
 WARM_UP = 3  # ticks that build the fleet
 DRY, SWING = 0.3, 0.2
 UNITS = 4
 BINDS = 0.9  # a unit's quota, of what its services want on average
-TIMING = Timing(a_s=0.02, b_s_per_seq=0.0005, c_s_per_ktoken=0.0002, prefill_tps=10_000.0, max_num_seqs=32)
 START_S = 1_800_000_000.0
 LONG_S = 1e9
 
@@ -107,7 +107,7 @@ class Problem:
         kinds = sorted({one.instance_type for one in self.offerings})
         self.means = {f"u{n % UNITS}/s{n:04d}": float(self.rng.uniform(5.0, 50.0)) for n in range(self.size.services)}
         self.policy = _policy(self.means, kinds, self.rng)
-        shapes = _shapes(self.policy)
+        shapes = shapes_of(self.policy)
         dry = self.rng.permutation(len(self.offerings))[: round(DRY * len(self.offerings))]
         self.beliefs = learn(
             replace(EMPTY, offerings={self.offerings[k].offering: _dry() for k in dry}),
@@ -269,21 +269,3 @@ def _policy(means: dict[str, float], kinds: list[str], rng: np.random.Generator)
         for unit, rows in sorted(services.items())
     )
     return PolicySet(units=tuple(units))
-
-
-def _shapes(policy: PolicySet) -> tuple[Shape, ...]:
-    return tuple(
-        Shape(
-            service=key,
-            variant=variant.id,
-            instance_type=variant.instance_type,
-            gpus=1,
-            nodes=1,
-            timing=TIMING,
-            load_prior_s=120.0,
-            boot_prior_s=120.0,
-            source="bench",
-        )
-        for key, _, entry in policy.services()
-        for variant in entry.variants
-    )
