@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autoscaler.cli import app
-from autoscaler.commands.measure import LEVELS, check_url, law_of, measure, polished, served_model
+from autoscaler.commands.measure import LEVELS, answered, check_url, law_of, measure, polished, served_model
 from autoscaler.commands.outcome import BadInput
 from autoscaler.sizing.closed_loop import Load, answer
 from autoscaler.sizing.fit import Point, prior_law
@@ -108,6 +108,26 @@ def test_clients_see_what_the_endpoint_does_and_share_no_prefix() -> None:
     assert all(level.failed == 0 and level.output_tokens == 5.0 for level in found.levels)
     assert all(level.tpot_s > STEP_S for level in found.levels), "no faster than the endpoint"
     assert len({prompt.split()[0] for prompt in server.prompts}) == len(server.prompts)
+
+
+@pytest.mark.parametrize(
+    ("frames", "tpot_s"),
+    [
+        pytest.param([(1.0, 2), (1.01, 2), (1.02, 2), (1.03, 2)], 0.01, id="a token a frame"),
+        pytest.param([(1.0, 2), (1.02, 4), (1.03, 2)], 0.01, id="two tokens in one frame"),
+        pytest.param(
+            [(1.01, 2), (1.0101, 2), (1.02, 2), (1.03, 2)], 0.01, id="the first held up on its way"
+        ),
+        pytest.param([(1.0, 8)], None, id="all at once"),
+        pytest.param([(1.0, 0), (1.03, 0)], 0.01, id="no text to tell by"),
+    ],
+)
+def test_tokens_that_came_with_the_first_took_no_time_of_their_own(
+    frames: list[tuple[float, int]], tpot_s: float | None
+) -> None:
+    seen = answered(0.5, frames, {"prompt_tokens": 3, "completion_tokens": 4})
+    assert seen.tpot_s == (None if tpot_s is None else pytest.approx(tpot_s))
+    assert (seen.ttft_s, seen.output_tokens) == (frames[0][0] - 0.5, 4)
 
 
 @pytest.mark.parametrize("slots", [2, 4, 256])
