@@ -51,7 +51,7 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
         demands=asked,
         targets=_targets(needs, usable, presence),
         launches=_launches(placed.orders, plan_id),
-        drains=drains(beliefs, usable, plan_id, now_s),
+        drains=drains(beliefs, usable, presence, _settled(needs), plan_id, now_s),
         terminates=terminates(beliefs, usable, presence, plan_id, now_s),
         routes=_routes(needs, serving),
         shortfalls=_shortfalls(needs, beliefs, now_s),
@@ -249,6 +249,13 @@ def _unplaced(need: Need) -> int:
     """Replicas that have no place anywhere, in the variant that carries most."""
     best = max(need.options, key=lambda option: option.capacity.rps, default=None)
     return need.missing(best) if best is not None else 0
+
+
+def _settled(needs: tuple[Need, ...]) -> frozenset[str]:
+    """Services whose every replica has a place in the cluster, and none is missing."""
+    return frozenset(
+        need.demand.service for need in needs if not _unplaced(need) and all(seat.joined for seat in need.seats)
+    )
 
 
 def _launches(orders: tuple[Order, ...], plan_id: str) -> tuple[Launch, ...]:

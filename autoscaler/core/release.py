@@ -80,16 +80,22 @@ class Presence:
         return instance_id not in self.occupied
 
 
-def drains(beliefs: Beliefs, berths: list[Berth], plan_id: str, now_s: float) -> tuple[Drain, ...]:
-    """Instances in the cluster that are being taken back, whose offering ends, or that nobody was given."""
+def drains(
+    beliefs: Beliefs, berths: list[Berth], presence: Presence, settled: frozenset[str], plan_id: str, now_s: float
+) -> tuple[Drain, ...]:
+    """Instances in the cluster that are being taken back, whose offering ends, or that nobody was given.
+
+    `settled` are the services whose every replica has a place in the cluster.
+    """
     given = {berth.instance_id for berth in berths if berth.seats}
     late = stuck(beliefs, now_s)
+    followed = _followed(beliefs, berths, presence, settled)
     rows = []
     for key in sorted(beliefs.instances):
         instance = beliefs.instances[key]
         if instance.state is not InstanceState.JOINED:
             continue
-        row = _leave(instance, beliefs, key in given, late, now_s)
+        row = _leave(instance, beliefs, key in given, key in followed, late, now_s)
         if row is not None:
             deadline_at_s, reason = row
             action = f"{plan_id}/drain/{key}"
@@ -97,14 +103,42 @@ def drains(beliefs: Beliefs, berths: list[Berth], plan_id: str, now_s: float) ->
     return tuple(rows)
 
 
+def _followed(beliefs: Beliefs, berths: list[Berth], presence: Presence, settled: frozenset[str]) -> frozenset[str]:
+    """Instances of offerings that end, too late for work (no berths), whose successors all have a place.
+
+    Only a draining node makes Serve start the successor beside what still serves, and then stop that and no other.
+    """
+    open_ids = {berth.instance_id for berth in berths}
+    closing = {
+        key
+        for key, instance in beliefs.instances.items()
+        if key not in open_ids and instance.missing_since_s is None and _ends_at_s(beliefs, instance) is not None
+    }
+    waited_for = {
+        key for row in presence.replicas if row.service not in settled for key in closing.intersection(row.instances)
+    }
+    return frozenset(closing - waited_for)
+
+
+def _ends_at_s(beliefs: Beliefs, instance: InstanceBelief) -> float | None:
+    offering = beliefs.offers.get(instance.offering)
+    return offering.ends_at_s if offering is not None else None
+
+
 def _leave(
-    instance: InstanceBelief, beliefs: Beliefs, is_given: bool, late: dict[str, tuple[float, float]], now_s: float
+    instance: InstanceBelief,
+    beliefs: Beliefs,
+    is_given: bool,
+    is_followed: bool,
+    late: dict[str, tuple[float, float]],
+    now_s: float,
 ) -> tuple[float, Reason] | None:
     offering = beliefs.offers.get(instance.offering)
     if instance.reclaim_at_s is not None:
         return instance.reclaim_at_s, why(ReasonCode.RECLAIM_NOTICE, deadline_at_s=instance.reclaim_at_s)
-    if offering is not None and offering.ends_at_s is not None and now_s > offering.ends_at_s - CLOSING_S:
-        return offering.ends_at_s, why(ReasonCode.OFFERING_ENDS, offering.offering, ends_at_s=offering.ends_at_s)
+    ends_at_s = _ends_at_s(beliefs, instance)
+    if ends_at_s is not None and (is_followed or now_s > ends_at_s - CLOSING_S):
+        return ends_at_s, why(ReasonCode.OFFERING_ENDS, instance.offering, ends_at_s=ends_at_s)
     if instance.instance_id in late:
         age_s, limit = late[instance.instance_id]
         return now_s + DRAIN_S, why(ReasonCode.LOAD_EXPIRED, age_s=age_s, limit_s=limit)

@@ -62,7 +62,7 @@ def _drain_skipped() -> list[Change]:
     drains, terminates = release.drains, release.terminates
 
     def ended(beliefs: Any, berths: Any, presence: Any, plan_id: str, now_s: float) -> Any:
-        at_once = drains(beliefs, berths, plan_id, now_s)
+        at_once = drains(beliefs, berths, presence, frozenset(), plan_id, now_s)
         rows = tuple(Terminate(id=f"{d.id}/now", instance_id=d.instance_id, reasons=d.reasons) for d in at_once)
         return (*terminates(beliefs, berths, presence, plan_id, now_s), *rows)
 

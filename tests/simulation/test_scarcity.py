@@ -305,6 +305,20 @@ def test_work_returns_to_a_reservation_that_has_room_again_and_is_never_without_
     assert scene.running() == ["paid"]
 
 
+def test_the_move_to_what_is_paid_for_ends_although_there_is_room_where_it_began() -> None:
+    """Serve packs a successor beside what serves: the old instance is drained all the same, and none is lost."""
+    paid = offering("paid", 9.0, market="odcr", count=0, gpus=4)
+    scene = Scene([unit(service())], [paid, offering("od", 1.0, gpus=4)])
+    scene.load(CHAT, 0.0)
+    scene.run(300)
+    scene.cloud.set_supply("paid", 1)
+    for _ in range(60):
+        scene.run(10)
+        assert scene.ready(CHAT) >= 1
+    assert scene.running() == ["paid"]
+    assert scene.grants() == [("od", 1), ("paid", 1)]
+
+
 def test_a_block_near_its_end_is_closed_and_its_replica_moves() -> None:
     """karpenter-aws#8362: no relaunch into an expiring block; the successor is ready 40 minutes before the end."""
     scene = Scene([unit(service())], [offering("block", 1.0, market="block"), offering("od", 2.0)])
@@ -320,9 +334,11 @@ def test_a_block_near_its_end_is_closed_and_its_replica_moves() -> None:
     scene.load(CHAT, 0.0)
     scene.run(420)  # boot and load are two minutes, two and three quarters at the 90th percentile before any was seen
     assert scene.running() == ["block"]
-    scene.run(160)
-    assert scene.running() == ["block", "od"]
-    assert scene.ready(CHAT) >= 1
-    scene.run(600)
-    assert scene.running() == ["od"]
+    for _ in range(18):
+        scene.run(10)
+        assert scene.ready(CHAT) >= 1
+    assert scene.clock.at_s == ends_at_s - 2400.0
+    assert scene.running() == ["od"], "the successor serves, the block's instance has ended its work"
+    scene.run(10)
+    assert scene.grants() == [("block", 1), ("od", 1)]
     assert scene.ready(CHAT) == 1
