@@ -80,3 +80,19 @@ def bench_decide(
     from chaos.bench_decide import Size, decide_command
 
     raise typer.Exit(decide_command(Size(services, offerings, periods), problems, json_file))
+
+
+@bench.command("ablate")
+def bench_ablate(
+    scenarios: Annotated[str | None, typer.Option(metavar="A,B", help="These names or files instead of all.")] = None,
+    without: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Of hold, lead, forecast, calendar, outage_age, canary."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(metavar="FROM:TO", help="Seeds, the last not included.")] = "1:4",
+    json_file: Json = None,
+) -> None:
+    """What each idea of the decision is worth: our controller with and without it, on the same scenarios and seeds."""
+    from chaos.ablation import ablate_command
+
+    raise typer.Exit(ablate_command(scenarios, without, seeds, json_file))

@@ -15,6 +15,7 @@ from typing import Any
 from autoscaler import act
 from autoscaler.core import decide, demand, learn, place, rank, release, shares
 from autoscaler.core.model import Idle, Missing, Terminate
+from chaos.replaced import Change, replaced
 from chaos.scenario import scenario_of
 
 from .draw import drawn
@@ -22,7 +23,6 @@ from .run import run
 from .shrink import what_broke
 
 SEEDS = 300
-Change = tuple[Any, str, Any]
 
 
 def _ladder_skipped() -> list[Change]:
@@ -143,15 +143,8 @@ RELEVANT: dict[str, Callable[[dict[str, Any]], bool]] = {
 @contextmanager
 def broken(name: str) -> Iterator[None]:
     """The core with the break `name`."""
-    changes = MUTATIONS[name]()
-    whole = [(owner, attr, getattr(owner, attr)) for owner, attr, _ in changes]
-    for owner, attr, changed in changes:
-        setattr(owner, attr, changed)
-    try:
+    with replaced(MUTATIONS[name]()):
         yield
-    finally:
-        for owner, attr, real in whole:
-            setattr(owner, attr, real)
 
 
 def seen_by(name: str, seeds: range) -> tuple[int, frozenset[str]] | None:
