@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import resource
 import time  # noqa: TID251  # a benchmark times real code
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,6 +38,7 @@ from policies.model import PolicySet, Service, Slo, Unit, Variant
 from serve_apps.wire import app_name
 
 from .bench import shapes_of
+from .bench_bound import Fleet, least_usd_per_h
 
 TICK_S = 10.0
 WARM_UP = 3  # ticks that build the fleet
@@ -56,9 +58,9 @@ class Size:
     periods: int
 
 
-def decide_command(size: Size, problems: int, json_file: str | None) -> int:
+def decide_command(size: Size, problems: int, json_file: str | None, *, bound: bool = False) -> int:
     """Run the benchmark and show it; always 0, because a slow machine is no fault."""
-    figures = bench_decide(size, problems)
+    figures = bench_decide(size, problems) | (gap_to_bound(size, problems) if bound else {})
     if json_file:
         write_json(json_file, json.dumps(figures).encode())
     else:
@@ -88,6 +90,30 @@ def bench_decide(size: Size, problems: int, seed: int = 1) -> dict[str, float]:
     }
 
 
+def gap_to_bound(size: Size, problems: int, seed: int = 1) -> dict[str, float]:
+    """`{gap_to_bound, gap_p90, gap_first}`: price of the decided fleets ÷ HiGHS's dual bound for serving as much, − 1.
+
+    The mean over the problems, each over all its periods together; the 90th percentile of that; and the mean of the
+    first tick alone, in which there is no fleet yet that has to be kept.
+    """
+    gaps, firsts = [], []
+    for number in range(problems):
+        problem = Problem(size, np.random.default_rng([seed, number]))
+        pairs = []
+        for _ in range(WARM_UP + size.periods):
+            problem.tick()
+            fleet = problem.fleet()
+            pairs.append((fleet.usd_per_h, least_usd_per_h(fleet)))
+        timed = pairs[WARM_UP:]
+        gaps.append(sum(usd for usd, _ in timed) / sum(least for _, least in timed) - 1.0)
+        firsts.append(pairs[0][0] / pairs[0][1] - 1.0)
+    return {
+        "gap_to_bound": float(np.mean(gaps)),
+        "gap_p90": float(np.percentile(gaps, 90)),
+        "gap_first": float(np.mean(firsts)),
+    }
+
+
 @dataclass
 class Problem:
     """One random problem and its fleet. `replicas` pairs each replica with its application and its instance."""
@@ -109,8 +135,9 @@ class Problem:
         self.policy = _policy(self.means, kinds, self.rng)
         shapes = shapes_of(self.policy)
         dry = self.rng.permutation(len(self.offerings))[: round(DRY * len(self.offerings))]
+        self._dry = frozenset(self.offerings[k].offering for k in dry)
         self.beliefs = learn(
-            replace(EMPTY, offerings={self.offerings[k].offering: _dry() for k in dry}),
+            replace(EMPTY, offerings={name: _dry() for name in sorted(self._dry)}),
             Configured(at_s=self.at_s, policy=self.policy, shapes=shapes, digest="bench"),
         )
         self._by_app = {app_name(shape.service, shape.variant): shape for shape in shapes}
@@ -134,6 +161,18 @@ class Problem:
         self._carry_out(plan)
         self.plan = plan
         return plan
+
+    def fleet(self) -> Fleet:
+        """What the last plan decided, carried out."""
+        assert self.plan is not None
+        return Fleet(
+            plan=self.plan,
+            policy=self.policy,
+            shapes=self.beliefs.shapes,
+            offerings=self.offerings,
+            open=frozenset(one.offering for one in self.offerings) - self._dry,
+            instances=Counter(self.instances.values()),
+        )
 
     def _observation(self, rates: dict[str, float]) -> Observation:
         def measured(value: float) -> Measured:

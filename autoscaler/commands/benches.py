@@ -74,12 +74,13 @@ def bench_decide(
     offerings: Annotated[int, typer.Option(min=1, max=1000, help="Offerings, of which three in ten are dry.")] = 20,
     problems: Annotated[int, typer.Option(min=1, help="Random problems.")] = 50,
     periods: Annotated[int, typer.Option(min=1, help="Ticks of each that are timed; no demand stands still.")] = 6,
+    bound: Annotated[bool, typer.Option("--bound", help="And how far the fleets are from HiGHS's dual bound.")] = False,
     json_file: Json = None,
 ) -> None:
     """What one decision costs when demand moves every tick, pools are dry and quotas bind."""
     from chaos.bench_decide import Size, decide_command
 
-    raise typer.Exit(decide_command(Size(services, offerings, periods), problems, json_file))
+    raise typer.Exit(decide_command(Size(services, offerings, periods), problems, json_file, bound=bound))
 
 
 @bench.command("ablate")
