@@ -1,6 +1,6 @@
 """How far a decided fleet is from the cheapest one that serves as much: an integer program's dual bound, by HiGHS.
 
-Pure; may not read a clock. Of one tick: instances per offering and replicas per variant are whole numbers; what a
+May not read a clock. Of one tick: instances per offering and replicas per variant are whole numbers; what a
 replica carries, each unit's quota and the offerings that may be asked are the decision's own. Asked is the least price
 of a fleet that gives every service as much of its demand as the decided one does. What the decision alone must mind is
 left out (what runs already, that packing must be found without the program, odds, leads), so the bound is below
@@ -9,7 +9,10 @@ every fleet that can be had, and summed over ticks below every sequence of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,16 +51,31 @@ def least_usd_per_h(fleet: Fleet) -> float:
     prices = np.zeros(columns)
     prices[: len(offerings)] = [row.price_usd_per_h for row in offerings]
     rows, least, most = _rows(fleet, offerings, columns)
-    found = milp(
-        prices,
-        constraints=LinearConstraint(np.array(rows), np.array(least), np.array(most)),
-        bounds=Bounds(0.0, np.inf),
-        integrality=np.ones(columns),
-        options={"mip_rel_gap": GAP, "time_limit": LIMIT_S},
-    )
+    with _quiet():
+        found = milp(
+            prices,
+            constraints=LinearConstraint(np.array(rows), np.array(least), np.array(most)),
+            bounds=Bounds(0.0, np.inf),
+            integrality=np.ones(columns),
+            options={"mip_rel_gap": GAP, "time_limit": LIMIT_S},
+        )
     if found.mip_dual_bound is None:
         raise RuntimeError(f"HiGHS: {found.message}")
     return float(found.mip_dual_bound)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """HiGHS prints lines of its own to standard output, whatever it is told; they would be in the JSON."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _rows(
