@@ -115,9 +115,7 @@ def test_clients_see_what_the_endpoint_does_and_share_no_prefix() -> None:
     [
         pytest.param([(1.0, 2), (1.01, 2), (1.02, 2), (1.03, 2)], 0.01, id="a token a frame"),
         pytest.param([(1.0, 2), (1.02, 4), (1.03, 2)], 0.01, id="two tokens in one frame"),
-        pytest.param(
-            [(1.01, 2), (1.0101, 2), (1.02, 2), (1.03, 2)], 0.01, id="the first held up on its way"
-        ),
+        pytest.param([(1.01, 2), (1.0101, 2), (1.02, 2), (1.03, 2)], 0.01, id="the first held up on its way"),
         pytest.param([(1.0, 8)], None, id="all at once"),
         pytest.param([(1.0, 0), (1.03, 0)], 0.01, id="no text to tell by"),
     ],
