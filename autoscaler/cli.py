@@ -196,6 +196,17 @@ def status(journal: Journal, json_file: Json = None) -> None:
 
 
 @app.command()
+def console(
+    journal: Journal,
+    port: Annotated[int, typer.Option(help="Where the page listens, on loopback; 0 takes a free port.")] = 8270,
+) -> None:
+    """The web page over a journal, of a controller that runs or of a run that is over."""
+    from autoscaler.commands.console import console_command
+
+    raise typer.Exit(console_command(journal, port))
+
+
+@app.command()
 def explain(
     journal: Journal,
     service: Annotated[str | None, typer.Option(metavar="UNIT/SERVICE", help="Only launches for this service.")] = None,

@@ -26,7 +26,20 @@ from tests.scene import Scene, offering, service, unit
 
 START_S = 0.5
 COMMANDS = (
-    *("advise", "apply", "bench", "chaos", "check", "diff", "doctor", "down", "drill", "explain", "forecast"),
+    *(
+        "advise",
+        "apply",
+        "bench",
+        "chaos",
+        "check",
+        "console",
+        "diff",
+        "doctor",
+        "down",
+        "drill",
+        "explain",
+        "forecast",
+    ),
     *("predict", "recommend", "render", "replay", "run", "schema", "simulate", "status", "up"),
 )
 UNIT = """
