@@ -12,7 +12,7 @@ PACKAGES = ("autoscaler", "chaos", "forecasting", "policies", "serve_apps")
 
 @cache
 def tracked() -> tuple[Path, ...]:
-    """Every file that is committed, or is new and not ignored."""
+    """Every file of text that is committed, or is new and not ignored."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -21,7 +21,7 @@ def tracked() -> tuple[Path, ...]:
         text=True,
     )
     files = (ROOT / name for name in listed.stdout.split("\0") if name)
-    return tuple(sorted(file for file in files if file.is_file()))
+    return tuple(sorted(file for file in files if file.is_file() and file.suffix != ".png"))
 
 
 def documents() -> tuple[Path, ...]:
