@@ -24,7 +24,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 help:
 	@echo 'make run          the whole loop on this machine: Ray, Serve, vLLM on CPU, a load, a shortage (10 minutes)'
 	@echo 'make test         ruff, mypy, import-linter and every test that needs only Python (12 minutes)'
-	@echo 'make test-system  the tests with a real Prometheus, fetched from Debian when it is missing'
+	@echo 'make test-system  the tests with a real Prometheus and Chromium, from Debian when they are missing'
 	@echo 'make install      .venv with everything'
 	@echo 'make lint         the static checks of make test'
 	@echo 'make proof        many more property examples and faults, and the scoreboard of all controllers'
@@ -57,9 +57,11 @@ test: lint
 	$(BIN)/python -m pytest tests --ignore=tests/system --ignore=tests/live --numprocesses=2 --dist=loadfile --durations=5
 	printf '%s\n' $(LIVE) | xargs -n 1 -P 2 $(BIN)/python -m pytest --quiet --timeout=600 --durations=3
 
-# Debian's package is unpacked, not installed: that needs no root, and starts no service.
+# Debian's Prometheus is unpacked, not installed: that needs no root, and starts no service. Chromium brings too many
+# libraries for that.
 test-system: install
 	@command -v prometheus >/dev/null || [ -x $(PROMETHEUS)/prometheus ] || $(MAKE) --no-print-directory $(PROMETHEUS)/prometheus
+	@command -v chromium >/dev/null || { apt="$$([ "$$(id -u)" = 0 ] || echo sudo) apt-get"; $$apt update && $$apt install --yes --no-install-recommends chromium; }
 	PATH="$$PATH:$(CURDIR)/$(PROMETHEUS)" $(BIN)/python -m pytest tests/system --durations=5
 
 $(PROMETHEUS)/prometheus:
