@@ -123,6 +123,7 @@ class Run:
         cluster.deploy(self.inputs.config)
         cluster.start_controller()
         say(f"controller started, metrics {cluster.metrics_url}; waiting for the first replicas")
+        say(f"watch it on a page: qm console --journal {cluster.setup.journal}")
         self._await_first_replicas()
         self.ready_after_s = time.monotonic() - self.started_s
         say(f"ready: {cluster.gateway_url}/v1 answers for {', '.join(sorted(self.watch.ready()))}")
