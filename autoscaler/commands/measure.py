@@ -30,6 +30,7 @@ POLISHES = 10
 MOST_S = 240.0
 LEVEL_S = MOST_S / (PASSES * len(LEVELS) + 2)
 REQUEST_S = 120.0
+WAY_S = 0.02  # to begin with: HTTP, a proxy, a gateway; there the law of the engine alone would look for it in prefills
 DOUBT = 3.0  # the endpoint's machine may be any: what it shows outweighs the catalogue
 AT_ONCE_S = 0.001  # no step of an engine is as short: frames this close were sent earlier and held up together
 MOST_TOKENS = 512  # of a prompt or an answer: a measurement, not a benchmark
@@ -118,6 +119,7 @@ def measure(
 def law_of(points: Sequence[Point], prior: Law) -> Law:
     """The law that explains the points best, with the requests that it lets run at a time, which no endpoint tells."""
     slots = sorted({min(level, prior.timing.max_num_seqs) for level in (*LEVELS, prior.timing.max_num_seqs)})
+    prior = replace(prior, way_s=WAY_S)
     laws = [fit(points, replace(prior, timing=replace(prior.timing, max_num_seqs=n)), doubt=DOUBT) for n in slots]
     return min(reversed(laws), key=lambda law: sum(_miss(law, point) for point in points))
 
@@ -201,14 +203,14 @@ async def _level(
 def _summaries(
     seen: Mapping[tuple[int, int], Sequence[Answered]], errors: Mapping[int, Sequence[str]]
 ) -> tuple[Level, ...]:
-    """Every level that gave an answer, from the answers by level and pass."""
-    timed = {key: [one for one in answers if one.tpot_s] for key, answers in seen.items()}
-    timed = {key: answers for key, answers in timed.items() if answers}
-    ttfts = polished({key: median(one.ttft_s for one in answers) for key, answers in timed.items()})
-    tpots = polished({key: median(one.tpot_s or 0.0 for one in answers) for key, answers in timed.items()})
+    """Every level whose tokens could be timed, from the answers by level and pass."""
+    whole = {key: answers for key, answers in seen.items() if answers}
+    timed = {key: [one.tpot_s for one in answers if one.tpot_s] for key, answers in whole.items()}
+    ttfts = polished({key: median(one.ttft_s for one in answers) for key, answers in whole.items()})
+    tpots = polished({key: median(times) for key, times in timed.items() if times})
     found = []
     for level in sorted(tpots):
-        answers = [one for (concurrency, _), rows in timed.items() if concurrency == level for one in rows]
+        answers = [one for (concurrency, _), rows in whole.items() if concurrency == level for one in rows]
         inputs, outputs = mean(one.input_tokens for one in answers), mean(one.output_tokens for one in answers)
         found.append(
             Level(level, len(answers), len(errors.get(level, ())), inputs, outputs, ttfts[level], tpots[level])

@@ -343,7 +343,10 @@ def _measured(given: Given, wanted: Wanted, catalogue: Catalogue) -> tuple[Wante
         )
         for level, said, unseen in zip(found.levels, found.said, found.unseen, strict=True)
     )
-    return replace(wanted, law=found.law.timing), levels
+    timing = found.law.timing
+    # The capacity model knows no way to the engine: counted to the prefill it errs on the safe side.
+    timing = replace(timing, prefill_fixed_s=timing.prefill_fixed_s + found.law.way_s)
+    return replace(wanted, law=timing), levels
 
 
 def _prior(wanted: Wanted, catalogue: Catalogue) -> Timing:

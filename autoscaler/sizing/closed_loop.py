@@ -19,11 +19,15 @@ FIRST_WAVE = 0.1  # of a benchmark's requests belong to the wave that begins it
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """An engine under a benchmark. `kv_tokens` is the KV capacity in tokens, a real number so that it can be fitted."""
+    """An engine under a benchmark. `kv_tokens` is the KV capacity in tokens, a real number so that it can be fitted.
+
+    `way_s` is what a request and its first token spend between client and engine, in which the engine does other work.
+    """
 
     timing: Timing
     kv_tokens: float
     first_wave: float = FIRST_WAVE
+    way_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +49,4 @@ def answer(law: Law, load: Load) -> tuple[float, float]:
     token = step + (batch - 1.0) * prefill / load.output_tokens
     stay = prefill + load.output_tokens * token
     waited = stay * max(0.0, load.concurrency / batch - 1.0)
-    return prefill + step + law.first_wave * batch * prefill / 2.0 + waited, token
+    return law.way_s + prefill + step + law.first_wave * batch * prefill / 2.0 + waited, token

@@ -34,7 +34,10 @@ PRIOR_SD = {
     "prefill_tps": 0.5,
     "kv_tokens": 0.15,
     "first_wave": 0.3,
+    "way_s": 1.0,
 }
+OPTIONAL = ("moe_w_s", "way_s")  # fitted where the prior has any
+OF_LAW = ("kv_tokens", "first_wave", "way_s")  # the others are of its timing
 PREFILL_FIXED_PRIOR_S = 0.02  # scheduling, sampling and the way to the client; the catalogue counts it to the step
 LEAST = 1e-9
 
@@ -63,7 +66,7 @@ def fit(points: Sequence[Point], prior: Law, doubt: float = 1.0) -> Law:
         return prior
     from scipy.optimize import least_squares
 
-    names = tuple(name for name in PRIOR_SD if name != "moe_w_s" or prior.timing.moe_w_s > 0.0)
+    names = tuple(name for name in PRIOR_SD if name not in OPTIONAL or _value(prior, name) > 0.0)
     start = np.array([log(max(_value(prior, name), LEAST)) for name in names])
     spread = doubt * np.array([PRIOR_SD[name] for name in names])
 
@@ -89,13 +92,13 @@ def _misses(law: Law, point: Point) -> list[float]:
 
 
 def _value(law: Law, name: str) -> float:
-    return float(getattr(law if name in ("kv_tokens", "first_wave") else law.timing, name))
+    return float(getattr(law if name in OF_LAW else law.timing, name))
 
 
 def _law(prior: Law, names: tuple[str, ...], theta: Floats) -> Law:
     values = {name: exp(value) for name, value in zip(names, theta, strict=True)}
-    kv_tokens, first_wave = values.pop("kv_tokens"), values.pop("first_wave")
-    return Law(with_constants(prior.timing, values), kv_tokens, first_wave)
+    own: dict[str, Any] = {name: values.pop(name) for name in OF_LAW if name in values}
+    return replace(prior, timing=with_constants(prior.timing, values), **own)
 
 
 def with_constants(timing: Timing, values: Mapping[str, float]) -> Timing:

@@ -128,10 +128,13 @@ def test_tokens_that_came_with_the_first_took_no_time_of_their_own(
     assert (seen.ttft_s, seen.output_tokens) == (frames[0][0] - 0.5, 4)
 
 
+@pytest.mark.parametrize("way_s", [0.0, 0.06])
 @pytest.mark.parametrize("slots", [2, 4, 256])
-def test_the_law_is_found_from_levels_and_how_many_requests_run_at_a_time(slots: int) -> None:
+def test_the_law_is_found_from_levels_and_how_many_requests_run_at_a_time(slots: int, way_s: float) -> None:
+    """The way there, three times a token, is no work of the engine's: as prefill it would slow the others' tokens."""
     true = prior_law(Timing(a_s=0.02, b_s_per_seq=0.001, c_s_per_ktoken=0.001, prefill_tps=9000.0, max_num_seqs=slots,
                             kv_capacity_tokens=100_000))  # fmt: skip
+    true = replace(true, way_s=way_s)
     points = [Point(load, *answer(true, load)) for load in (Load(200.0, 50.0, float(level)) for level in LEVELS)]
     found = law_of(points, prior_law(replace(PRIOR, kv_capacity_tokens=100_000)))
     assert found.timing.max_num_seqs == slots
