@@ -183,6 +183,19 @@ class Scene:
         return sum(t.wanted for t in self.plans[-1].targets if t.service == key)
 
 
+def crowd() -> Scene:
+    """200 services of ten units on 60 pools, as far as two ticks bring them."""
+    made = Scene(
+        units=[unit(*(service(f"s{number}") for number in range(20)), name=f"u{part}") for part in range(10)],
+        offerings=[offering(f"pool-{number}", count=4) for number in range(60)],
+    )
+    for part in range(10):
+        for number in range(20):
+            made.load(f"u{part}/s{number}", 0.1)
+    made.run(20.0)
+    return made
+
+
 def codes(plan: Plan, key: str = CHAT) -> set[str]:
     """Codes of the reasons of a service's targets."""
     return {reason.code for target in plan.targets if target.service == key for reason in target.reasons}

@@ -1,6 +1,6 @@
 """`qm console`: the web page over a journal, of a controller that runs or of a run that is over. Loopback only.
 
-Reads the files that another process writes, without its lock; a half-written last line waits for the next look.
+May not write: it follows the files that another process writes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoscaler.adapters.journal import decode_line
 from autoscaler.adapters.journals import Place
+from autoscaler.adapters.tail import Tail
 from autoscaler.commands.outcome import OK, BadInput, check_port
 from autoscaler.console.view import View
 
@@ -26,17 +26,17 @@ class Follower:
 
     folder: Path
     view: View = field(default_factory=View)
-    _segment: str = ""
-    _offset: int = 0
     _page: dict[str, Any] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.folder)
 
     def page(self) -> dict[str, Any]:
         """The newest page, made once for all who watch."""
         with self._lock:
-            before = self.view.seq
             self._look()
-            if self._page is None or self.view.seq != before:
+            if self._page is None:
                 self._page = self.view.page()
             return self._page
 
@@ -47,23 +47,9 @@ class Follower:
             return self.view.service(name)
 
     def _look(self) -> None:
-        for path in sorted(self.folder.glob("*.jsonl")):
-            if path.name > self._segment:
-                self._segment, self._offset = path.name, 0
-            if path.name == self._segment:
-                self._read(path)
-
-    def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                record = decode_line(line)
-                if record is None:
-                    return
-                self._offset += len(line)
-                if record.seq > self.view.seq:
-                    self.view.take(record)
-                    self._page = None
+        for record in self._tail.look():
+            self.view.take(record)
+            self._page = None
 
 
 def console_command(journal: Place, port: int) -> int:

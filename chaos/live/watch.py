@@ -1,6 +1,6 @@
 """Follows the journal of a running controller, and keeps what it shows: the facts, and the last view of the world.
 
-Reads files that another process writes; may not write. A half-written last line waits for the next look.
+Reads files that another process writes; may not write.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autoscaler.adapters.journal import decode_line
+from autoscaler.adapters.tail import Tail
 from autoscaler.core.events import LaunchGranted, LaunchRefused, Observed, PolicyRefused, Record
 from autoscaler.core.model import CloudView, ServingView
 from chaos.facts import Facts
@@ -24,29 +24,14 @@ class Watch:
     cloud: CloudView | None = None
     serving: ServingView | None = None
     news: list[str] = field(default_factory=list)
-    _segment: Path | None = None
-    _offset: int = 0
-    _seq: int = 0
+
+    def __post_init__(self) -> None:
+        self._tail = Tail(self.folder)
 
     def look(self) -> None:
         """Take in what was written since the last look."""
-        for path in sorted(self.folder.glob("*.jsonl")):
-            if self._segment is None or path.name > self._segment.name:
-                self._segment, self._offset = path, 0
-            if path == self._segment:
-                self._read(path)
-
-    def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                record = decode_line(line)
-                if record is None:
-                    return
-                self._offset += len(line)
-                if record.seq > self._seq:
-                    self._seq = record.seq
-                    self._take(record)
+        for record in self._tail.look():
+            self._take(record)
 
     def _take(self, record: Record) -> None:
         self.facts.take(record)

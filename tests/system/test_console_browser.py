@@ -16,7 +16,7 @@ from autoscaler.adapters.journal import FileJournal
 from autoscaler.commands.console import Follower
 from autoscaler.console.server import application
 from policies.model import PolicySet
-from tests.scene import CHAT, Scene, offering, service, unit
+from tests.scene import CHAT, Scene, crowd, offering, service, unit
 from tests.system.prometheus_server import free_port, wait_for
 
 PAINT_MS, UPDATE_MS = 1000.0, 100.0
@@ -90,14 +90,7 @@ def test_the_page_follows_a_shortage_to_its_end(served: str, page: Page, tmp_pat
 def test_at_200_services_and_60_pools_it_is_quick_and_the_keyboard_chooses(
     served: str, page: Page, tmp_path: Path
 ) -> None:
-    made = Scene(
-        units=[unit(*(service(f"s{number}") for number in range(20)), name=f"u{part}") for part in range(10)],
-        offerings=[offering(f"pool-{number}", count=4) for number in range(60)],
-    )
-    for part in range(10):
-        for number in range(20):
-            made.load(f"u{part}/s{number}", 0.1)
-    made.run(20.0)
+    made = crowd()
     journal = FileJournal(tmp_path)
     copied(made, journal, 0)
     journal.close()

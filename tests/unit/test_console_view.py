@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.console.view import View
 from policies.model import PolicySet
-from tests.scene import CHAT, Scene, offering, service, unit
+from tests.scene import CHAT, Scene, crowd, offering, service, unit
 
 BATCH = "support/batch"
 
@@ -97,14 +97,7 @@ def test_one_service_has_its_history_supply_by_rung_and_the_ladder_of_its_last_l
 
 
 def test_the_page_is_json_and_small_at_200_services_and_60_pools() -> None:
-    made = Scene(
-        units=[unit(*(service(f"s{number}") for number in range(20)), name=f"u{part}") for part in range(10)],
-        offerings=[offering(f"pool-{number}", count=4) for number in range(60)],
-    )
-    for part in range(10):
-        for number in range(20):
-            made.load(f"u{part}/s{number}", 0.1)
-    made.run(20.0)
+    made = crowd()
     view = viewed(made)
     before_s = time.process_time()
     text = json.dumps(view.page(), allow_nan=False)
