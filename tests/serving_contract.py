@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 
 from autoscaler.core.model import Node, ServingView
-from autoscaler.ports import Cloud, NotFound, Serving
+from autoscaler.ports import Cloud, NotFound, Serving, Transient
 from serve_apps.wire import PlanMessage
 
 APP = "support.chat.small"
 OFFERING = "od-a"  # two GPUs; a replica of APP needs one
+PATIENCE_S = 60.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -25,8 +28,25 @@ class ServingRig:
     wait: Callable[[float], None]
     scale: Callable[[int], None]
 
+    def patiently(self, call: Callable[[], T]) -> T:
+        """What `call` answers; repeated for PATIENCE_S while it is Transient, as a controller's next tick would."""
+        started_s = self.now_s()
+        while True:
+            try:
+                return call()
+            except Transient:
+                if self.now_s() - started_s > PATIENCE_S:
+                    raise
+                self.wait(0.5)
+
     def observe(self) -> ServingView:
-        return self.serving.observe(self.now_s())
+        return self.patiently(lambda: self.serving.observe(self.now_s()))
+
+    def publish(self, message: PlanMessage) -> None:
+        self.patiently(lambda: self.serving.publish(message))
+
+    def drain(self, instance_id: str) -> None:
+        self.patiently(lambda: self.serving.drain(instance_id, self.now_s() + 30, "surplus"))
 
     def nodes(self) -> dict[str, Node]:
         return {node.instance_id: node for node in self.observe().nodes}
@@ -65,19 +85,19 @@ def comes_to_life(rig: ServingRig) -> str:
     assert sorted(replica.instance_id for replica in view.replicas) == ["", instance_id, instance_id]
     assert len({replica.replica_id for replica in view.replicas}) == 3
     assert all(rig.now_s() - 200 < replica.since_s <= rig.now_s() for replica in view.replicas)
-    rig.serving.publish(plan(1, 3))
-    rig.serving.publish(plan(2, 3))
+    rig.publish(plan(1, 3))
+    rig.publish(plan(2, 3))
     return instance_id
 
 
 def is_emptied_by_a_drain(rig: ServingRig, instance_id: str) -> None:
     """From full to gone, with the target lowered in the same breath as the drain."""
     with pytest.raises(NotFound):
-        rig.serving.drain("i-unknown", rig.now_s() + 30, "surplus")
-    rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
-    rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
+        rig.drain("i-unknown")
+    rig.drain(instance_id)
+    rig.drain(instance_id)  # what drains already may be asked again
     assert rig.nodes()[instance_id].draining
     rig.scale(0)
     rig.until(lambda: not rig.nodes()[instance_id].alive, 60, "the drained node leaves")
     with pytest.raises(NotFound):
-        rig.serving.drain(instance_id, rig.now_s() + 30, "surplus")
+        rig.drain(instance_id)

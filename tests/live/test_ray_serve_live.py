@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -124,6 +125,14 @@ def answers(serving: RayServe) -> bool:
     return True
 
 
+def publishes(serving: RayServe, seq: int) -> bool:
+    try:
+        serving.publish(plan(seq))
+    except Transient:
+        return False
+    return True
+
+
 def deploy(cluster: Cluster, replicas: int) -> None:
     """Our application with `replicas`, or none of it; and always one that is not ours and needs no GPU."""
     common = {"route_prefix": None, "import_path": "tests.live.tiny_llm:app"}
@@ -140,15 +149,15 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> 
     rig = ServingRig(cluster.serving, cluster.cloud, time.time, time.sleep, lambda target: deploy(cluster, target))
     instance_id = comes_to_life(rig)
     ready = {replica.replica_id for replica in rig.observe().replicas if replica.state == "ready"}
-    assert len(cluster.serving.metrics_urls()) == 2
+    assert len(rig.patiently(cluster.serving.metrics_urls)) == 2
     assert engines(cluster.serving, ready) == dict.fromkeys(ready, Measured(value=3.0, at_s=7.0))
     is_emptied_by_a_drain(rig, instance_id)
     poll(lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 10, "instance ends with raylet")
     (instance,) = cluster.cloud.describe(0.0).instances
     assert instance.state_reason.startswith("Client.InstanceInitiatedShutdown")
-    assert cluster.serving.reports() == {}
-    assert cluster.serving.notes() == {}
-    assert len(cluster.serving.metrics_urls()) == 1
+    assert rig.patiently(cluster.serving.reports) == {}
+    assert rig.patiently(cluster.serving.notes) == {}
+    assert len(rig.patiently(cluster.serving.metrics_urls)) == 1
 
 
 def engines(serving: RayServe, ready: set[str]) -> dict[str, Signal]:
@@ -176,7 +185,7 @@ def test_a_new_cluster_at_the_same_address_is_joined(root: Path) -> None:
         for seq in (1, 2):
             with head(port, dashboard_port, root):
                 poll(lambda: answers(serving), 40, "head")
-                serving.publish(plan(seq))
+                poll(partial(publishes, serving, seq), 40, "the board")
             for call in (serving.reports, lambda: serving.publish(plan(9)), lambda: serving.observe(time.time())):
                 started_s = time.monotonic()
                 with pytest.raises(Transient):
