@@ -332,7 +332,10 @@ def _measured(given: Given, wanted: Wanted, catalogue: Catalogue) -> tuple[Wante
     check_url(given.measure, allow_remote=given.allow_remote)
     prior = _prior(wanted, catalogue)
     name = given.served_model or served_model(given.measure, wanted.model)
-    sys.stderr.write(f"measuring {name} at {given.measure}: up to 8 requests at a time, four minutes at most\n")
+    sys.stderr.write(
+        f"measuring {name} at {given.measure}: up to 8 requests at a time, four minutes at most; "
+        "nobody may add a replica meanwhile\n"
+    )
     found = measure(given.measure, name, wanted.mix.input_tokens, wanted.mix.output_tokens, prior_law(prior))
     slots = found.law.timing.max_num_seqs
     if slots < prior.max_num_seqs:
