@@ -1,8 +1,9 @@
 """One tick: observe → journal → learn → forecast → decide → check → journal → act → journal.
 
 The same loop drives a Ray cluster, a cloud and the simulated world; it knows no difference. The clock is read once a
-tick and never goes back behind the journal. May not import an adapter, decide anything itself, or keep state that the
-journal does not hold.
+tick and never goes back behind the journal. What our own code raises, from a port to the check, is journalled and ends
+as a view that is missing or a plan that is not acted on. May not import an adapter, decide anything itself, or keep
+state that the journal does not hold.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from autoscaler.act import Act, Executor
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.check import check
 from autoscaler.core.decide import decide, still_named, to_message
+from autoscaler.core.defects import defect
 from autoscaler.core.demand import forecast
 from autoscaler.core.events import (
     SCHEMA_VERSION,
@@ -29,8 +31,9 @@ from autoscaler.core.events import (
 )
 from autoscaler.core.model import Missing, Observation, Plan
 from autoscaler.ledger import Ledger
-from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, PolicySource, PortError, Serving
+from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, Policy, PolicySource, PortError, Serving
 from autoscaler.software import versions
+from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
 
 T = TypeVar("T")
@@ -76,7 +79,7 @@ class Controller:
         self.ledger = Ledger(self.journal, self.telemetry.event)
 
     def tick(self) -> Plan | None:
-        """One round; returns what was decided, or None while no policy is known.
+        """One round; returns the plan in force, or None before the first.
 
         Raises Transient when the journal cannot be written; nothing that is not journalled has been done then.
         """
@@ -91,14 +94,12 @@ class Controller:
         self._ticks += 1
         observation = self._observe(now_s)
         self._forecast(now_s)
-        plan_id = f"{opened.run_id}/{self._ticks}"
-        plan = decide(observation, policy, self.ledger.beliefs, now_s, plan_id)
-        violations = check(plan, observation, policy, beliefs=self.ledger.beliefs)
-        if violations:
-            self._fall_back(CheckFailed(at_s=now_s, plan_id=plan_id, violations=violations))
+        judged = judge(observation, policy, self.ledger.beliefs, now_s, f"{opened.run_id}/{self._ticks}")
+        if isinstance(judged, CheckFailed):
+            self._fall_back(judged)
         else:
-            self._carry_out(Planned(at_s=now_s, plan=plan))
-        return plan
+            self._carry_out(Planned(at_s=now_s, plan=judged))
+        return self.ledger.beliefs.last_plan
 
     def _open(self, now_s: float) -> Opened:
         """Journal who writes, once; later only give the journal the chance to start a new segment."""
@@ -116,13 +117,19 @@ class Controller:
         return self._opened
 
     def _take_policy(self, now_s: float) -> None:
-        found = self.policy_source.poll(now_s)
+        found = self._poll(now_s)
         if isinstance(found, Broken):
             self.ledger.record(PolicyRefused(at_s=now_s, problems=found.problems))
         elif found is not None and (found.digest != self.ledger.beliefs.digest or self.ledger.beliefs.policy_refused):
             self.ledger.record(
                 Configured(at_s=now_s, policy=found.policy, shapes=found.shapes, digest=found.digest), durable=True
             )
+
+    def _poll(self, now_s: float) -> Policy | Broken | None:
+        try:
+            return self.policy_source.poll(now_s)
+        except Exception as error:
+            return Broken(problems=(defect(error),))
 
     def _observe(self, now_s: float) -> Observation:
         seen = Observation(
@@ -141,11 +148,13 @@ class Controller:
 
     def _carry_out(self, planned: Planned) -> None:
         written = self.ledger.record(planned, durable=True)
-        if not self.advise:
+        if self.ledger.beliefs.defect:  # acts are learnt by the plan that they are of
+            self._fall_back(_unlearnt(self.ledger.beliefs, written.at_s, written.plan.id))
+        elif not self.advise:
             self._act(written.at_s).carry_out(written.plan, self._message(written.plan, written.at_s))
 
     def _fall_back(self, failed: CheckFailed) -> None:
-        """A plan that breaks an invariant is not acted on; the targets of the one before stay in force."""
+        """Where there is no plan to act on, the targets of the one before stay in force."""
         self.ledger.record(failed, durable=True)
         before, policy = self.ledger.beliefs.last_plan, self.ledger.beliefs.policy
         if before is not None and policy is not None and not self.advise:
@@ -175,9 +184,27 @@ class Controller:
         )
 
 
+def judge(seen: Observation, policy: PolicySet, beliefs: Beliefs, now_s: float, plan_id: str) -> Plan | CheckFailed:
+    """The plan of one tick, or why there is none to act on. Pure, and never raises; a replay judges again."""
+    if beliefs.defect:
+        return _unlearnt(beliefs, now_s, plan_id)
+    try:
+        plan = decide(seen, policy, beliefs, now_s, plan_id)
+        violations = check(plan, seen, policy, beliefs=beliefs)
+    except Exception as error:
+        violations = (defect(error),)
+    return CheckFailed(at_s=now_s, plan_id=plan_id, violations=violations) if violations else plan
+
+
+def _unlearnt(beliefs: Beliefs, at_s: float, plan_id: str) -> CheckFailed:
+    return CheckFailed(at_s=at_s, plan_id=plan_id, violations=(beliefs.defect,))
+
+
 def _guarded(call: Callable[[], T]) -> T | Missing:
     """What a port says, or why it said nothing."""
     try:
         return call()
     except PortError as error:
         return Missing(why=f"{error.code}: {error}")
+    except Exception as error:
+        return Missing(why=defect(error))

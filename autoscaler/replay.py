@@ -1,6 +1,6 @@
 """Decide again what a journal says was decided, and compare: the same input must give the same bytes.
 
-Pure: folds records with `core.learn` and calls `core.decide` as the loop does. Where the journal was written by other
+Pure: folds records with `core.learn` and judges with the loop's own `judge`. Where the journal was written by other
 software or on another processor, numbers may differ by 1e-6 of their size and any action that changed is named. May not
 read files.
 """
@@ -13,12 +13,11 @@ from math import isclose
 from typing import Any
 
 from autoscaler.core.beliefs import EMPTY, Beliefs
-from autoscaler.core.check import check
-from autoscaler.core.decide import decide
 from autoscaler.core.events import PLAN, CheckFailed, Observed, Opened, Planned, Record, Snapshot
 from autoscaler.core.learn import learn
 from autoscaler.core.model import Observation, Plan
 from autoscaler.core.snapshot import save
+from autoscaler.loop import judge
 
 RELATIVE_TOLERANCE = 1e-6
 DIFFERENCES_SHOWN = 5
@@ -63,11 +62,9 @@ def replay(records: Iterable[Record], versions: tuple[tuple[str, str], ...]) -> 
             case Observed():
                 seen = event.observation
             case Planned() if seen is not None:
-                again = _decide(seen, beliefs, event.at_s, event.plan.id)
-                _compare_plans(found, record.seq, event.plan, again, exact)
+                _compare_plans(found, record.seq, event.plan, _judge(seen, beliefs, event.at_s, event.plan.id), exact)
             case CheckFailed() if seen is not None:
-                again = _decide(seen, beliefs, event.at_s, event.plan_id)
-                _compare_failures(found, record.seq, event, again, seen, beliefs)
+                _compare_failures(found, record.seq, event, _judge(seen, beliefs, event.at_s, event.plan_id))
             case Snapshot():
                 _compare_snapshot(found, record, beliefs)
             case _:
@@ -78,13 +75,17 @@ def replay(records: Iterable[Record], versions: tuple[tuple[str, str], ...]) -> 
     return found
 
 
-def _decide(seen: Observation, beliefs: Beliefs, at_s: float, plan_id: str) -> Plan:
+def _judge(seen: Observation, beliefs: Beliefs, at_s: float, plan_id: str) -> Plan | CheckFailed:
     assert beliefs.policy is not None, "a plan was journalled before any policy"
-    return decide(seen, beliefs.policy, beliefs, at_s, plan_id)
+    return judge(seen, beliefs.policy, beliefs, at_s, plan_id)
 
 
-def _compare_plans(found: Replay, seq: int, journalled: Plan, again: Plan, exact: bool) -> None:
+def _compare_plans(found: Replay, seq: int, journalled: Plan, again: Plan | CheckFailed, exact: bool) -> None:
     found.plans += 1
+    if isinstance(again, CheckFailed):
+        change = f"violations: none → {'; '.join(again.violations)}"
+        found.differences.append(Difference(seq=seq, plan_id=journalled.id, changes=(change,)))
+        return
     # The journalled plan has been through JSON; the other one goes through it too before bytes are compared.
     old, new = PLAN.dump_json(journalled), PLAN.dump_json(PLAN.validate_json(PLAN.dump_json(again)))
     if old == new:
@@ -98,12 +99,9 @@ def _compare_plans(found: Replay, seq: int, journalled: Plan, again: Plan, exact
         found.differences.append(Difference(seq=seq, plan_id=journalled.id, changes=changes))
 
 
-def _compare_failures(
-    found: Replay, seq: int, journalled: CheckFailed, again: Plan, seen: Observation, beliefs: Beliefs
-) -> None:
+def _compare_failures(found: Replay, seq: int, journalled: CheckFailed, again: Plan | CheckFailed) -> None:
     found.check_failures += 1
-    assert beliefs.policy is not None
-    violations = check(again, seen, beliefs.policy, beliefs=beliefs)
+    violations = again.violations if isinstance(again, CheckFailed) else ()
     if violations != journalled.violations:
         change = f"violations: {'; '.join(journalled.violations)} → {'; '.join(violations) or 'none'}"
         found.differences.append(Difference(seq=seq, plan_id=journalled.plan_id, changes=(change,)))

@@ -37,7 +37,6 @@ class PrometheusTelemetry:
 
     def __init__(self) -> None:
         self.violated = False
-        self.refused: tuple[str, ...] = ()  # problems of policies refused that nobody was told of yet
         self.registry = CollectorRegistry()
         self.demand = self._gauge("qm_demand_rps", "Requests per second that a service is made ready for", "service")
         self.wanted = self._gauge("qm_wanted_replicas", "Replicas with a place now or coming", "service", "variant")
@@ -50,6 +49,7 @@ class PrometheusTelemetry:
         self.cost = self._gauge("qm_cost_usd_per_h", "Price of all instances that the cloud lists as ours")
         self.blind = self._gauge("qm_blind", "1 while a port says nothing", "port")
         self.policy_refused = self._gauge("qm_policy_refused", "1 while the policy folder holds a refused policy")
+        self.failures = self._counter("qm_telemetry_failures", "Events that could not be shown here")
         self.policy_refusals = self._counter("qm_policy_refusals", "Changed policies that were not taken")
         self.launches = self._counter("qm_launches", "Launch calls, by how they ended", "offering", "outcome")
         self.refusals = self._counter("qm_refusals", "Launch calls refused, by class", "class")
@@ -96,7 +96,6 @@ class PrometheusTelemetry:
             case PolicyRefused():
                 self.policy_refused.set(1)
                 self.policy_refusals.inc()
-                self.refused += event.problems
             case Configured():
                 self.policy_refused.set(0)
             case _:

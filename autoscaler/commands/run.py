@@ -5,6 +5,7 @@ The composition root of the controller. Nothing of a token is ever written to th
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -24,11 +25,13 @@ from autoscaler.adapters.journals import Place, open_journal
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.adapters.telemetry import PrometheusTelemetry
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, check_port, write_json
-from autoscaler.core.events import PLAN
+from autoscaler.core.beliefs import Beliefs
+from autoscaler.core.defects import defect
+from autoscaler.core.events import PLAN, CheckFailed, Event, Forecasted, PolicyRefused
 from autoscaler.core.model import Plan
 from autoscaler.core.reasons import Reason
 from autoscaler.explain import words
-from autoscaler.loop import Controller
+from autoscaler.loop import Controller, Telemetry
 from autoscaler.ports import (
     Cloud,
     Journal,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from autoscaler.adapters.s3_journal import S3Journal
 
 LAUNCH_WORKERS = 16
+HANG_TICKS, HANG_MIN_S = 30.0, 300.0  # of a tick: far beyond the limits of all its calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,8 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
         if options.metrics_port is not None:
             telemetry.serve(options.metrics_port)
         stop = leaving.enter_context(_signals(folder))
-        make = partial(_controller, options, world, journal, folder, telemetry)
+        pool = Pool(LAUNCH_WORKERS, options.tick_s / 2.0)
+        make = partial(_controller, options, world, journal, folder, _Watch(telemetry), pool)
         return _Ticker(make, telemetry, stop, options).run()
 
 
@@ -119,7 +124,7 @@ def _opened(place: Place) -> FileJournal | S3Journal:
 
 
 def _controller(
-    options: RunOptions, world: World, journal: Journal, folder: PolicyFolder, telemetry: PrometheusTelemetry
+    options: RunOptions, world: World, journal: Journal, folder: PolicyFolder, telemetry: Telemetry, pool: Pool
 ) -> Controller:
     return Controller(
         clock=SystemClock(),
@@ -128,7 +133,7 @@ def _controller(
         cloud=world.cloud,
         journal=journal,
         policy_source=folder,
-        executor=Pool(LAUNCH_WORKERS, options.tick_s / 2.0),
+        executor=pool,
         telemetry=telemetry,
         advise=options.advise,
         tick_s=options.tick_s,
@@ -181,9 +186,42 @@ def _signals(folder: PolicyFolder) -> Iterator[threading.Event]:
 
 
 @dataclass
+class _Watch:
+    """loop.Telemetry: the metrics, and a line in the log for what an operator must hear of. What the metrics raise is
+    logged and counted; it may not come between a plan and its acts.
+    """
+
+    metrics: PrometheusTelemetry
+    _defect: str = ""
+
+    def event(self, event: Event, beliefs: Beliefs) -> None:
+        """See loop.Telemetry."""
+        try:
+            self.metrics.event(event, beliefs)
+        except Exception as error:
+            self.metrics.failures.inc()
+            log("event not shown in the metrics:", kind=event.kind, why=defect(error))
+        match event:
+            case PolicyRefused():
+                for problem in event.problems:
+                    log("policy refused, the one before stays in force:", problem=problem)
+            case CheckFailed():
+                for violation in event.violations:
+                    log("plan not acted on, the one before stays in force:", plan=event.plan_id, why=violation)
+            case Forecasted():
+                for row in event.forecasts:
+                    if row.failed:
+                        log("forecast failed, the one before stays in force:", service=row.service, why=row.failed)
+            case _ if beliefs.defect and beliefs.defect != self._defect:
+                log("event not learnt:", why=beliefs.defect)
+        self._defect = beliefs.defect
+
+
+@dataclass
 class _Ticker:
-    """A fixed cadence: a slow tick makes the next one late, and none is made up for. A controller that must begin anew
-    is made again.
+    """A fixed cadence: a slow tick makes the next one late, and none is made up for. A controller that must begin anew,
+    or met a defect of ours that it could not end as a plan not acted on, is made again. A tick that hangs ends the
+    process, with where it hung on standard error: whoever started it starts it again.
     """
 
     make: Callable[[], Controller]
@@ -191,6 +229,7 @@ class _Ticker:
     stop: threading.Event
     options: RunOptions
     controller: Controller = field(init=False)
+    broke: bool = False
 
     def __post_init__(self) -> None:
         self.controller = self.make()
@@ -206,10 +245,12 @@ class _Ticker:
             self.stop.wait(due_s - monotonic())
         if plan is not None and self.options.json_file:
             write_json(self.options.json_file, PLAN.dump_json(plan))
-        return VIOLATED if self.telemetry.violated else OK
+        return VIOLATED if self.telemetry.violated or self.broke else OK
 
     def _tick(self) -> Plan | None:
         began_s = monotonic()
+        hang_s = max(HANG_TICKS * self.options.tick_s, HANG_MIN_S)
+        faulthandler.dump_traceback_later(hang_s, exit=True, file=sys.__stderr__ or 2)
         try:
             with self.telemetry.timed():
                 plan = self.controller.tick()
@@ -220,9 +261,12 @@ class _Ticker:
                 self.controller = self.make()
             log("tick failed", error=f"{error.code}: {error}")
             return None
-        for problem in self.telemetry.refused:
-            log("policy refused, the one before stays in force:", problem=problem)
-        self.telemetry.refused = ()
+        except Exception as error:
+            self.broke, self.controller = True, self.make()
+            log("tick failed", error=defect(error))
+            return None
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         log("tick", took_ms=round(1000.0 * (monotonic() - began_s)), **_summary(plan))
         if plan is not None and self.options.advise and self.options.json_file != "-":
             sys.stdout.writelines(f"{line}\n" for line in advice(plan))
@@ -231,7 +275,7 @@ class _Ticker:
 
 def _summary(plan: Plan | None) -> dict[str, object]:
     if plan is None:
-        return {"policy": "none yet"}
+        return {"plan": "none yet"}
     return {
         "plan": plan.id,
         "demand_rps": round(sum(row.arrival_rps for row in plan.demands), 2),

@@ -177,7 +177,10 @@ class Spend(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """Everything `decide` may know besides the observation and the policy. Lead samples are seconds, newest last."""
+    """Everything `decide` may know besides the observation and the policy. Lead samples are seconds, newest last.
+
+    `defect`: why the last event that could not be learnt could not, until an observation is learnt again (core.learn).
+    """
 
     at_s: float = 0.0
     run_id: str = ""
@@ -202,6 +205,7 @@ class Beliefs:
     series: SeriesBelief = field(default_factory=SeriesBelief)
     spent: dict[str, Spend] = field(default_factory=dict)  # by unit with a monthly budget
     last_plan: Plan | None = None
+    defect: str = ""
 
 
 EMPTY = Beliefs()

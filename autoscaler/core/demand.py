@@ -5,7 +5,8 @@ until then. A backlog is demand only at the rate that clears it within one lead:
 for forty replicas where eight are needed.
 
 The long forecaster speaks once it has been tested on enough windows; until then, and while the last minute lies above
-its band, the short forecast does. A band that covered too little of late is replaced by the widest one.
+its band, the short forecast does. A band that covered too little of late is replaced by the widest one. A forecaster
+that fails leaves its service's last forecast in force.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .beliefs import Beliefs, ServiceBelief
 from .capacity import KV_FILL
 from .coldstart import boot_s, load_s
 from .declared import begun, with_event, with_prior
+from .defects import defect
 from .events import Forecast
 from .model import Demand
 from .patience import window_s
@@ -32,7 +34,7 @@ TESTED_WINDOWS = 30.0  # realised windows, none overlapping, before the long for
 BREACH = 0.85  # recent coverage of the .95 quantile below which its band is not believed
 AWAKE = 0.05  # of the mean rate: a silent service whose median forecast is below this sleeps on
 LEAP = 1.5  # times what the last minutes support: growth learnt at a tenth of the load says little of a crowd
-SHORT, WIDEST = "level_trend", "widest"
+SHORT, WIDEST, LAST = "level_trend", "widest", "last_value"
 
 
 def lead_s(beliefs: Beliefs, service: str) -> float:
@@ -42,19 +44,38 @@ def lead_s(beliefs: Beliefs, service: str) -> float:
 
 
 def forecast(beliefs: Beliefs, now_s: float) -> tuple[Forecast, ...]:
-    """One forecast per service with any recent sample, in the order of the services' keys."""
-    made = []
-    for service in sorted({shape.service for shape in beliefs.shapes}):
-        known = beliefs.services.get(service, ServiceBelief())
-        lead = lead_s(beliefs, service)
-        rates = [(row.at_s, row.arrival_rps) for row in known.history]
-        short = short_forecast(rates, now_s, lead, FORECAST_QUANTILES)
-        if short:
-            inputs, outputs = mix_ahead(beliefs.series, service, lead)
-            row = Forecast(service=service, lead_s=lead, quantiles=short, member=SHORT)
-            row = replace(row, input_tokens=inputs, output_tokens=outputs)
-            made.append(_with_long(row, long_forecast(beliefs.series, service, lead)))
-    return tuple(made)
+    """One forecast per service with any recent sample, in the order of the services' keys. Never raises."""
+    rows = (_made(beliefs, service, now_s) for service in sorted({shape.service for shape in beliefs.shapes}))
+    return tuple(row for row in rows if row is not None)
+
+
+def _made(beliefs: Beliefs, service: str, now_s: float) -> Forecast | None:
+    try:
+        return _forecast(beliefs, service, now_s)
+    except Exception as error:
+        return _last(beliefs, service, defect(error))
+
+
+def _forecast(beliefs: Beliefs, service: str, now_s: float) -> Forecast | None:
+    known = beliefs.services.get(service, ServiceBelief())
+    lead = lead_s(beliefs, service)
+    rates = [(row.at_s, row.arrival_rps) for row in known.history]
+    short = short_forecast(rates, now_s, lead, FORECAST_QUANTILES)
+    if not short:
+        return None
+    inputs, outputs = mix_ahead(beliefs.series, service, lead)
+    row = Forecast(service=service, lead_s=lead, quantiles=short, member=SHORT)
+    row = replace(row, input_tokens=inputs, output_tokens=outputs)
+    return _with_long(row, long_forecast(beliefs.series, service, lead))
+
+
+def _last(beliefs: Beliefs, service: str, failed: str) -> Forecast:
+    """The forecast in force, never below the last rate seen: while forecasts fail, capacity grows or is held."""
+    unknown = Forecast(service=service, lead_s=0.0, quantiles=tuple((q, 0.0) for q in FORECAST_QUANTILES), member=LAST)
+    before = beliefs.forecasts.get(service, unknown)
+    history = beliefs.services.get(service, ServiceBelief()).history
+    seen = history[-1].arrival_rps if history else 0.0
+    return replace(before, quantiles=tuple((q, max(rps, seen)) for q, rps in before.quantiles), failed=failed)
 
 
 def _with_long(short: Forecast, long: LongForecast | None) -> Forecast:
@@ -138,6 +159,8 @@ def _rps(
         )
         if made.breached:
             reasons = (*reasons, why(ReasonCode.COVERAGE_BREACH, coverage=made.coverage or 0.0, wanted=0.95))
+        if made.failed:
+            reasons = (*reasons, why(ReasonCode.FORECAST_FAILED, made.failed))
     patient_s = window_s(entry, lead)
     if patient_s is not None:
         rps = known.queued / patient_s

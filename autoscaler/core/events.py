@@ -65,7 +65,7 @@ class Forecast:
 
     `member` carries the most weight; `coverage` is what its .95 quantile covered of late (None: not known yet), and
     `breached` says that this was too little and the widest honest band is used. Tokens a request are those expected at
-    the end of the lead, 0 where nothing is known.
+    the end of the lead, 0 where nothing is known. `failed`: why this is an earlier forecast and not a new one.
     """
 
     service: str
@@ -77,6 +77,7 @@ class Forecast:
     breached: bool = False
     input_tokens: float = 0.0
     output_tokens: float = 0.0
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 Pure; may not do I/O, read a clock or draw a random number (the jitter of a cooldown is a hash of what it concerns, so
 that a replay sees the same). A fold over the journal from `EMPTY` gives the beliefs of a controller that never stopped.
+An event that cannot be learnt is in the journal and would be met again at every restart: it changes nothing but
+`Beliefs.defect`, live as in a replay.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from .beliefs import (
     Sample,
     ServiceBelief,
 )
+from .defects import defect
 from .events import (
     Acted,
     Configured,
@@ -81,11 +84,16 @@ FIXED_COOLDOWN_S: dict[RefusalClass, float] = {"quota": 1800.0, "misconfigured":
 
 
 def learn(beliefs: Beliefs, event: Event) -> Beliefs:
-    """The beliefs after one more event. An event that teaches nothing returns the same object."""
+    """The beliefs after one more event. An event that teaches nothing returns the same object. Never raises."""
     handler = _HANDLERS.get(type(event))
     if handler is None:
         return beliefs
-    return replace(handler(beliefs, event), at_s=max(beliefs.at_s, event.at_s))
+    at_s = max(beliefs.at_s, event.at_s)
+    try:
+        learnt = handler(beliefs, event)
+    except Exception as error:
+        return replace(beliefs, at_s=at_s, defect=f"{defect(error)} ({event.kind} not learnt)")
+    return replace(learnt, at_s=at_s, defect="" if isinstance(event, Observed) else learnt.defect)
 
 
 def fold(events: Iterable[Event], start: Beliefs = EMPTY) -> Beliefs:

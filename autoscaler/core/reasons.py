@@ -20,6 +20,7 @@ class ReasonCode(StrEnum):
     PATIENT = "patient"  # queued, window_s, planned_rps
     KV_PRESSURE = "kv_pressure"  # kv_fraction, limit, extra_rps
     COVERAGE_BREACH = "coverage_breach"  # coverage, wanted
+    FORECAST_FAILED = "forecast_failed"  # the last one, or what is seen where that is more
     NO_HISTORY = "no_history"  # samples
     METRICS_MISSING = "metrics_missing"  # held_replicas
     CAPACITY_PER_REPLICA = "capacity_per_replica"  # rps, slots, batch, pool, arrival_cv

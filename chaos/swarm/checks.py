@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from math import inf
 
 from autoscaler.core.beliefs import Beliefs
+from autoscaler.core.defects import DEFECT
 from autoscaler.core.events import (
     Event,
+    Forecasted,
     LaunchGranted,
     LaunchRefused,
     LaunchTried,
     Observed,
     Opened,
     Planned,
+    PolicyRefused,
 )
 from autoscaler.core.lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from autoscaler.core.model import CloudView, Demand, Launch, Missing, Observation, Offering, Plan
@@ -58,10 +61,13 @@ class Checks:
     _inverted_s: float = 0.0
     _steady_s: float = 0.0
     _tick_s: float = 0.0
+    _defect: str = ""
 
     def event(self, event: Event, beliefs: Beliefs) -> None:
         """One more record of our controller."""
         self.tail.append(event)
+        for text in self._defects(event, beliefs):
+            self._tell("defect", text)
         if isinstance(event, Observed):
             self._seen = event.observation
         elif isinstance(event, Planned):
@@ -80,6 +86,20 @@ class Checks:
 
     def _tell(self, kind: str, detail: str) -> None:
         self.world.violate(kind, detail)
+
+    def _defects(self, event: Event, beliefs: Beliefs) -> Iterator[str]:
+        """What our own code raised and the loop bore: guards are there for what nobody thought of, not to hide it."""
+        if beliefs.defect and beliefs.defect != self._defect:
+            yield beliefs.defect
+        self._defect = beliefs.defect
+        if isinstance(event, Observed):
+            seen = event.observation
+            views = (seen.loads, seen.engines, seen.serving, seen.cloud)
+            yield from (view.why for view in views if isinstance(view, Missing) and view.why.startswith(DEFECT))
+        elif isinstance(event, Forecasted):
+            yield from (row.failed for row in event.forecasts if row.failed)
+        elif isinstance(event, PolicyRefused):
+            yield from (text for text in event.problems if text.startswith(DEFECT))
 
     def _lives(self, beliefs: Beliefs) -> None:
         for key, instance in beliefs.instances.items():

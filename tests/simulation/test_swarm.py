@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections import Counter
@@ -78,6 +79,36 @@ def test_a_deliberate_break_of_the_core_is_seen(name: str) -> None:
 
 def test_the_twelve_breaks_are_named() -> None:
     assert len(MUTATIONS) == 12
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("autoscaler.core.demand.short_forecast", "defect"),
+        ("autoscaler.core.learn._learn_load", "defect"),
+        ("autoscaler.core.decide.place", "check_failed"),
+    ],
+)
+def test_code_of_ours_that_raises_now_and_then_is_seen_and_borne(
+    where: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every eleventh call for half an hour: seen as what it is, no other promise breaks, all is well after it."""
+    module, name = where.rsplit(".", 1)
+    real, calls = getattr(importlib.import_module(module), name), [0]
+    data = drawn(3) | {"faults": []}
+    until = 1800.0 / data["tick_s"]
+
+    def sometimes(*given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] < until and calls[0] % 11 == 5:
+            raise ArithmeticError("one in eleven")
+        return real(*given)
+
+    monkeypatch.setattr(where, sometimes)
+    result = run(scenario_of(data))
+    assert {each.kind for each in result.violations} == {kind, *(["check_failed"] if "learn" in where else [])}
+    assert all("ArithmeticError: one in eleven" in each.detail for each in result.violations)
+    assert result.settled_after_s is not None
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

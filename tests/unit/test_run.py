@@ -21,7 +21,7 @@ from autoscaler.adapters.local_supply import CloudConfig
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.commands.outcome import OK, VIOLATED
 from autoscaler.commands.run import RunOptions, World, run_command
-from autoscaler.core.events import Configured, Event, Planned, PolicyRefused
+from autoscaler.core.events import Configured, Event, LaunchGranted, Planned, PolicyRefused
 from autoscaler.core.model import ServiceLoad
 from autoscaler.ports import Broken, Misconfigured, Policy, Transient
 from tests.fakes import FakeClock, FakeCloud, FakeMetrics, FakeServing
@@ -201,11 +201,33 @@ def test_a_disk_that_is_full_for_a_tick_is_said_and_waited_for(
     assert [event.kind for event in stage.events()].count("planned") == 3
 
 
-def test_a_plan_that_breaks_an_invariant_shows_in_the_exit_code(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_breaks_an_invariant_shows_in_the_log_and_the_exit_code(
+    stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from autoscaler import loop
 
     monkeypatch.setattr(loop, "check", lambda *_, **__: ("sky is falling",))
     assert stage.run(once=True) == VIOLATED
+    said = capsys.readouterr().err
+    assert "plan not acted on, the one before stays in force: plan=" in said
+    assert "why=sky is falling" in said
+
+
+def test_a_defect_in_carrying_out_a_plan_fails_the_tick_and_the_next_begins_from_the_journal(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> None:
+        del stage.serving.publish
+        raise ValueError("boom")
+
+    stage.script[2] = lambda: setattr(stage.serving, "publish", broken)
+    stage.script[4] = send(signal.SIGTERM)
+    assert stage.run() == VIOLATED
+    assert "tick failed error=defect: ValueError: boom at " in capsys.readouterr().err
+    kinds = [event.kind for event in stage.events()]
+    assert (kinds.count("opened"), kinds.count("planned")) == (2, 4)
+    tokens = [event.token for event in stage.events() if isinstance(event, LaunchGranted)]
+    assert len(tokens) == 1
 
 
 def test_a_second_controller_on_the_same_journal_is_bad_input_and_leaves_the_cluster(stage: Stage) -> None:
