@@ -137,12 +137,14 @@ class ServiceCounters(_Message):
     `running`).
 
     `ttft_sum_s` and `tpot_sum_s` sum over `completed`; a request of fewer than two output tokens adds nothing to
-    `tpot_count`. What an overflow endpoint answered is in `arrivals`, `overflowed` and `overflow_tokens` (prompt and
-    answer, probes included) only.
+    `tpot_count`. `tasks` counts the arrivals that began a task: the first with its id, and all without an id. What an
+    overflow endpoint answered is in `arrivals`, `tasks`, `overflowed` and `overflow_tokens` (prompt and answer, probes
+    included) only.
     """
 
     service: str
     arrivals: int = 0
+    tasks: int = 0
     completed: int = 0
     failed: int = 0
     shed: int = 0

@@ -259,21 +259,29 @@ class FakeMetrics(_Fails):
         output_tokens: float = 0,
         queued: float = 0,
         running: float = 0,
+        tasks_rps: float | None = None,
     ) -> None:
-        """Offered load from now on; tokens are means per request."""
-        values = (rps, rps * input_tokens, rps * output_tokens, queued, running)
+        """Offered load from now on; tokens are means per request, and without `tasks_rps` each is a task of its own."""
+        begun_rps = rps if tasks_rps is None else tasks_rps
+        values = (rps, rps * input_tokens, rps * output_tokens, queued, running, begun_rps)
         self._put(service, *(Measured(value=float(value), at_s=0.0) for value in values))
 
     def set_idle(self, service: str) -> None:
-        self._put(service, *(Idle(at_s=0.0),) * 5)
+        self._put(service, *(Idle(at_s=0.0),) * 6)
 
     def set_missing(self, service: str, why: str = "no gateway reports") -> None:
-        self._put(service, *(Missing(why=why),) * 5)
+        self._put(service, *(Missing(why=why),) * 6)
 
     def _put(self, service: str, *signals: Signal) -> None:
-        rps, prefill, decode, queued, running = signals
+        rps, prefill, decode, queued, running, begun = signals
         self._loads[service] = ServiceLoad(
-            service=service, arrival_rps=rps, prefill_tps=prefill, decode_tps=decode, queued=queued, running=running
+            service=service,
+            arrival_rps=rps,
+            prefill_tps=prefill,
+            decode_tps=decode,
+            queued=queued,
+            running=running,
+            tasks_rps=begun,
         )
 
 
@@ -289,4 +297,5 @@ def _at(load: ServiceLoad, now_s: float) -> ServiceLoad:
         decode_tps=_stamped(load.decode_tps, now_s),
         queued=_stamped(load.queued, now_s),
         running=_stamped(load.running, now_s),
+        tasks_rps=_stamped(load.tasks_rps, now_s),
     )

@@ -37,6 +37,7 @@ class _Flow:
     queued: int
     running: int
     overflow_tps: float
+    tasks_rps: float
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class GatewayMetrics:
                 queued=row.queued,
                 running=row.running,
                 overflow_tps=(row.overflow_tokens - was.overflow_tokens) / over_s,
+                tasks_rps=(row.tasks - was.tasks) / over_s,
             )
         self._gateways[report.gateway_id] = _Gateway(report, heard_at_s, flows)
 
@@ -143,7 +145,7 @@ class GatewayMetrics:
         idle, measured = Idle(at_s=now_s), partial(Measured, at_s=now_s)
         elsewhere = measured(value=elsewhere_tps) if elsewhere_tps > 0.0 else idle
         if rps <= 0.0 and not queued and not running:
-            return _load_of(service, idle, idle, idle, idle, idle, elsewhere)
+            return _load_of(service, idle, idle, idle, idle, idle, elsewhere, idle)
         means = self._tokens[service].means()
         unknown: Signal = Missing(why="no request has got an answer yet")
         return _load_of(
@@ -154,6 +156,7 @@ class GatewayMetrics:
             measured(value=float(queued)),
             measured(value=float(running)),
             elsewhere,
+            measured(value=sum(flow.tasks_rps for flow in flows)),
         )
 
 
@@ -169,11 +172,18 @@ def _fresh(raw: Mapping[str, tuple[float, bytes]]) -> Iterator[tuple[float, Gate
 
 def _missing(service: str, why: str) -> ServiceLoad:
     missing = Missing(why=why)
-    return _load_of(service, missing, missing, missing, missing, missing, missing)
+    return _load_of(service, *[missing] * 7)
 
 
 def _load_of(
-    service: str, rps: Signal, prefill: Signal, decoded: Signal, queued: Signal, running: Signal, elsewhere: Signal
+    service: str,
+    rps: Signal,
+    prefill: Signal,
+    decoded: Signal,
+    queued: Signal,
+    running: Signal,
+    elsewhere: Signal,
+    begun: Signal,
 ) -> ServiceLoad:
     return ServiceLoad(
         service=service,
@@ -183,6 +193,7 @@ def _load_of(
         queued=queued,
         running=running,
         overflow_tps=elsewhere,
+        tasks_rps=begun,
     )
 
 

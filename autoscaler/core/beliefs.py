@@ -18,6 +18,7 @@ from .lifecycle import InstanceState
 from .model import Offering, Plan, Shape
 from .prompts import NONE, Prompts
 from .series import SeriesBelief
+from .tasks import NO_TASKS, Tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ class ServiceBelief:
     blind_why: str = ""
     bursts: Bursts = POISSON
     prompts: Prompts = NONE
+    tasks: Tasks = NO_TASKS
     planned: tuple[tuple[float, float], ...] = ()  # (at_s, demanded requests/s)
 
 

@@ -165,6 +165,10 @@ def _rps(
     if patient_s is not None:
         rps = known.queued / patient_s
         return rps, (*reasons, why(ReasonCode.PATIENT, queued=known.queued, window_s=patient_s, planned_rps=rps))
+    if known.tasks.ahead_rps > rps:
+        rps = known.tasks.ahead_rps
+        numbers = {"begun_rps": known.tasks.begun_rps, "calls": known.tasks.calls, "arrival_rps": rps}
+        reasons = (*reasons, why(ReasonCode.TASKS_BEGUN, **numbers))
     if known.queued > 0.0:
         extra = known.queued / max(lead, 1.0)
         rps, reasons = rps + extra, (*reasons, why(ReasonCode.BACKLOG, queued=known.queued, extra_rps=extra))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from . import bursts, calibrate, coldstart, odds, prompts, series, spend
+from . import bursts, calibrate, coldstart, odds, prompts, series, spend, tasks
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -410,7 +410,16 @@ def _learn_load(known: ServiceBelief, load: ServiceLoad, at_s: float) -> Service
         queued=known.queued if queued is None else queued,
         blind_why="",
         bursts=bursts.observe(known.bursts, [(row.at_s, row.arrival_rps) for row in kept[-2:]], at_s, rps),
+        tasks=_tasks(known, load.tasks_rps, rps, at_s),
     )
+
+
+def _tasks(known: ServiceBelief, begun: Signal, rps: float, at_s: float) -> tasks.Tasks:
+    """The first observation has no span; of gateways that do not count tasks nothing is learnt."""
+    begun_rps = _value(begun)
+    if not known.history or begun_rps is None:
+        return known.tasks
+    return tasks.observe(known.tasks, at_s - known.history[-1].at_s, rps, begun_rps)
 
 
 def _learn_engines(beliefs: Beliefs, seen: Observation) -> Beliefs:

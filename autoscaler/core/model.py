@@ -52,7 +52,7 @@ class ServiceLoad:
     """One service's load since the last observation, summed over gateways. Rates are of offered (not served) load.
 
     Signals: requests/s, prefill tokens/s, decode tokens/s, requests waiting, requests running in engines, tokens/s (in
-    and out) of what an overflow endpoint served.
+    and out) of what an overflow endpoint served, requests/s that began a task (core.tasks).
     """
 
     service: str
@@ -62,6 +62,7 @@ class ServiceLoad:
     queued: Signal
     running: Signal
     overflow_tps: Signal = _UNSEEN
+    tasks_rps: Signal = _UNSEEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

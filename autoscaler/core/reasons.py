@@ -16,6 +16,7 @@ class ReasonCode(StrEnum):
     FORECAST_QUANTILE = "forecast_quantile"  # arrival_rps, quantile, lead_s
     DECLARED_EVENT = "declared_event"  # expected_rps, load_factor, arrival_rps
     DECLARED_RATE = "declared_rate"  # expected_rps, seen_s, arrival_rps: few minutes seen, the policy's word counts
+    TASKS_BEGUN = "tasks_begun"  # begun_rps, calls, arrival_rps: their calls are still to come
     BACKLOG = "backlog"  # queued, extra_rps
     PATIENT = "patient"  # queued, window_s, planned_rps
     KV_PRESSURE = "kv_pressure"  # kv_fraction, limit, extra_rps

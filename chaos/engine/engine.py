@@ -56,7 +56,8 @@ class Engine:
         self._replicas = 0
         self._seen: dict[int, npt.NDArray[np.float64]] = {}  # of each replica its sums at the last window
         self._sums: npt.NDArray[np.float64] | None = None  # as of now, once asked for
-        self._windows = [(0, 0, 0, 0, 0)] * len(services)
+        self._windows = [(0, 0, 0, 0, 0, 0)] * len(services)
+        self._tasks = [0] * len(services)
         self._fill_services()
 
     def _fill_services(self) -> None:
@@ -183,6 +184,7 @@ class Engine:
             batch = spec.arrivals.take(until_s)
             self._check(spec, batch, until_s)
             self._run(service, batch, until_s)
+            self._tasks[service] += len(batch.at_s)
         self.now_s = until_s
         self._sums = None
 
@@ -215,10 +217,11 @@ class Engine:
         entry = self._memory["services"][service]
         output = int(entry["output_tokens"]) + loop.unseen_tokens(self._memory.root, service, self.now_s)
         ended = int(entry["finished"]) + int(entry["overflowed"])  # the endpoint's tokens are in `output` as well
-        now = (int(entry["arrived"]), int(entry["input_tokens"]), output, ended, int(entry["shed"]))
+        counts = (int(entry["arrived"]), int(entry["input_tokens"]), output, ended, int(entry["shed"]))
+        now = (*counts, self._tasks[service])
         before, self._windows[service] = self._windows[service], now
-        arrived, inputs, outputs, finished, shed = (a - b for a, b in zip(now, before, strict=True))
-        return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), finished, shed)
+        arrived, inputs, outputs, finished, shed, tasks = (a - b for a, b in zip(now, before, strict=True))
+        return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), finished, shed, tasks)
 
     def replica_windows(self, replicas: Sequence[int]) -> list[ReplicaWindow]:
         """What each of `replicas` did since the last call for it."""

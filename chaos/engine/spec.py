@@ -105,7 +105,8 @@ class Window(NamedTuple):
     """One service since the last window. `queued` and `running` are now, in the gateway's queue and on replicas.
 
     `input_tokens` are those of the requests that arrived, `output_tokens` those that were generated, and `finished`
-    the requests that were answered, by an overflow endpoint as well.
+    the requests that were answered, by an overflow endpoint as well. `tasks` of those that arrived began a task; the
+    others are its later calls.
     """
 
     arrived: int
@@ -115,6 +116,7 @@ class Window(NamedTuple):
     running: int
     finished: int
     shed: int
+    tasks: int
 
 
 class ReplicaWindow(NamedTuple):

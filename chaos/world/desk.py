@@ -88,7 +88,8 @@ class Desk:
         }
 
     def _service(self, service: str) -> dict[str, float | None]:
-        return dict(zip(SIGNALS, self.metrics.told(service) or (None,) * len(SIGNALS), strict=True))
+        told = self.metrics.told(service)
+        return dict.fromkeys(SIGNALS) if told is None else dict(zip(SIGNALS, told, strict=False))
 
     def _offering(self, row: Row) -> dict[str, Any]:
         ready = starting = draining = 0

@@ -21,7 +21,8 @@ from .timeline import Timeline
 UNANSWERED = Missing(why="no request has got an answer yet")
 NOT_MEASURED = Missing(why="nothing was made in the window")
 GONE = Missing(why="the gateways do not report")
-Figures = tuple[float, float | None, float | None, float, float]  # rps, prefill and decode tokens/s, queued, running
+# Requests, prefill and decode tokens per second, queued, running, tasks begun per second.
+Figures = tuple[float, float | None, float | None, float, float, float]
 
 
 @dataclass(slots=True)
@@ -74,9 +75,10 @@ class WorldMetrics:
             means = self._means.setdefault(service, Means())
             means.add(window)
             rps = window.arrived / over_s if over_s > 0.0 else 0.0
+            begun = window.tasks / over_s if over_s > 0.0 else 0.0
             tokens = means.of()
             rates = (rps * tokens[0], rps * tokens[1]) if tokens else (None, None)
-            self.figures[service] = (rps, *rates, float(window.queued), float(window.running))
+            self.figures[service] = (rps, *rates, float(window.queued), float(window.running), begun)
 
     def told(self, service: str) -> Figures | None:
         """The figures that a controller is given: None while they are gone, wrong while a fault says so."""
@@ -91,8 +93,9 @@ class WorldMetrics:
             factor *= value(fault)
         if seen is None or factor == 1.0:
             return seen
-        rps, prefill, decode, queued, running = seen
-        return rps * factor, prefill and prefill * factor, decode and decode * factor, queued * factor, running * factor
+        rps, prefill, decode, *counts = (each and each * factor for each in seen)
+        queued, running, begun = (each or 0.0 for each in counts)
+        return rps or 0.0, prefill, decode, queued, running, begun
 
     # ---- the port ---------------------------------------------------------------------------------------------------
     def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
@@ -120,14 +123,20 @@ class WorldMetrics:
 def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
     signals: tuple[Signal, ...]
     if figures is None:
-        signals = (GONE,) * 5
+        signals = (GONE,) * 6
     elif figures[0] <= 0.0 and not figures[3] and not figures[4]:
-        signals = (Idle(at_s=now_s),) * 5
+        signals = (Idle(at_s=now_s),) * 6
     else:
         signals = tuple(UNANSWERED if each is None else Measured(value=each, at_s=now_s) for each in figures)
-    rps, prefill, decode, queued, running = signals
+    rps, prefill, decode, queued, running, begun = signals
     return ServiceLoad(
-        service=service, arrival_rps=rps, prefill_tps=prefill, decode_tps=decode, queued=queued, running=running
+        service=service,
+        arrival_rps=rps,
+        prefill_tps=prefill,
+        decode_tps=decode,
+        queued=queued,
+        running=running,
+        tasks_rps=begun,
     )
 
 

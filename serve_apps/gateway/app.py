@@ -34,6 +34,7 @@ from .service import Service
 
 BODY_MAX_S = 60.0  # in which a caller has to send its body
 SERVICE_HEADER = "x-qm-service"
+TASK_HEADER = "x-task-id"
 
 _JSON = [(b"content-type", b"application/json")]
 _SSE = [
@@ -110,7 +111,8 @@ class _Completions:
             call, service = self._call(scope, headers, caller, body)
             del body
             answer_id = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}"
-            chunks = self._gateway.run(call, answer_id, service, tenant_of(caller))
+            task = headers.get(TASK_HEADER, "")
+            chunks = self._gateway.run(call, answer_id, service, tenant_of(caller), task)
             serve = self._stream if call.stream else self._whole
             limit_s = min(service.policy.queue_timeout_s + ANSWER_MAX_S, CALL_MAX_S)
             await _while_connected(receive, serve(chunks, Answer(call, answer_id, int(time.time())), send), limit_s)

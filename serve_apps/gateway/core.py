@@ -165,11 +165,14 @@ class Gateway:
         self._held_bytes -= size
 
     async def run(
-        self, call: Call, request_id: str, service: Service | None = None, tenant: str = ANONYMOUS
+        self, call: Call, request_id: str, service: Service | None = None, tenant: str = ANONYMOUS, task: str = ""
     ) -> AsyncGenerator[Chunk, None]:
-        """Count, queue, dispatch and measure one call. Raises ApiError, before the first chunk or (rarely) after it."""
+        """Count, queue, dispatch and measure one call. Raises ApiError, before the first chunk or (rarely) after it.
+
+        Calls of one `task` carry the same id.
+        """
         service = service or self.find(call.model)
-        service.tally.arrivals += 1
+        service.arrive(task)
         request = call.engine | {"request_id": request_id}
         journey = _Journey(service, self._backend, request, call.priority, self._now_s())
         measure = _Measure(service.tally, service.tokens_of(tenant), journey.arrived_at_s)

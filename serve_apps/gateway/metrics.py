@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _LABELS = ("service", "gateway")
 _COUNTERS = {
     "arrivals": "Requests offered, counted before anything else is decided",
+    "tasks": "Requests that began a task: the first with its X-Task-Id, and all without one",
     "completed": "Requests answered whole",
     "failed": "Requests that no replica could answer, or that broke after the first token",
     "shed": "Requests turned away with 429",

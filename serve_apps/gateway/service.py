@@ -32,6 +32,8 @@ from serve_apps.admission import (
 from serve_apps.wire import ServiceCounters, ServiceRoute
 
 MAX_TENANTS = 200
+MAX_TASKS = 10_000  # whose ids are remembered
+TASK_CHARS = 128
 SPILL_LOOKS = 256
 AFFINE_FROM = 0.02  # of the prompts' tokens: a mere shared opening is found by every replica anyway
 MEMORY = 0.99  # of one request by the next, in what is known of prefix caches
@@ -55,6 +57,7 @@ class Tally:
     """
 
     arrivals: int = 0
+    tasks: int = 0
     completed: int = 0
     failed: int = 0
     shed: int = 0
@@ -125,6 +128,7 @@ class Service:
         self._running: Counter[str] = Counter()
         self._seq = 0
         self._prompts: dict[str, tuple[float, float]] = {}  # application → tokens of late, and those found in its cache
+        self._tasks: dict[str, None] = {}  # ids of tasks, the one called last at the end
         self._turn_at_s = 0.0  # when the last client turned away was told to come back
 
     @property
@@ -142,6 +146,17 @@ class Service:
         return ServiceCounters(
             service=self.policy.service, queued=self.queued, running=self.running, **asdict(self.tally)
         )
+
+    def arrive(self, task: str) -> None:
+        """Count one more request, and the task that it begins: any without an id, and the first with an id."""
+        self.tally.arrivals += 1
+        task = task[:TASK_CHARS]
+        self.tally.tasks += not task or task not in self._tasks
+        if task:
+            self._tasks.pop(task, None)
+            self._tasks[task] = None
+            if len(self._tasks) > MAX_TASKS:
+                del self._tasks[next(iter(self._tasks))]
 
     def prefilled(self, app: str, tokens: int, cached: int) -> None:
         """An engine of `app` read a prompt, and found so much of it in its prefix cache."""
