@@ -88,6 +88,7 @@ class ServiceRoute(_Message):
     A request that has waited longer than `slack_s` can no longer meet its limits (None: it always can). Capacity that
     is not there yet is expected `next_capacity_s` after the plan was made (None: nothing is known), and a client that
     is turned away may come back after `retry_after_s` when the queue does not say better. `overflow` None: not used.
+    `ttft_s`, `tpot_s` and `e2e_s` are the limits that an answer meets or misses (None: there is no such limit).
     """
 
     service: str
@@ -100,6 +101,9 @@ class ServiceRoute(_Message):
     next_capacity_s: float | None = None
     overflow: OverflowRoute | None = None
     sacrifice: tuple[Literal["queue", "shed", "smaller_variant", "overflow"], ...] = ("queue", "shed")
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
 
 
 class Routes(_Message):
@@ -138,8 +142,8 @@ class ServiceCounters(_Message):
 
     `ttft_sum_s` and `tpot_sum_s` sum over `completed`; a request of fewer than two output tokens adds nothing to
     `tpot_count`. `tasks` counts the arrivals that began a task: the first with its id, and all without an id. What an
-    overflow endpoint answered is in `arrivals`, `tasks`, `overflowed` and `overflow_tokens` (prompt and answer, probes
-    included) only.
+    overflow endpoint answered is in `arrivals`, `tasks`, `overflowed`, `met` and `overflow_tokens` (prompt and answer,
+    probes included) only. `met` counts the answers, wherever they came from, within every limit of the service.
     """
 
     service: str
@@ -156,6 +160,7 @@ class ServiceCounters(_Message):
     tpot_count: int = 0
     overflowed: int = 0
     overflow_tokens: int = 0
+    met: int = 0
     queued: int = 0
     running: int = 0
 

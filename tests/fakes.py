@@ -260,20 +260,23 @@ class FakeMetrics(_Fails):
         queued: float = 0,
         running: float = 0,
         tasks_rps: float | None = None,
+        met: float = 1.0,
     ) -> None:
-        """Offered load from now on; tokens are means per request, and without `tasks_rps` each is a task of its own."""
+        """Offered load from now on; tokens are means per request, and without `tasks_rps` each is a task of its own;
+        all end as they come, the part `met` of them within its limits.
+        """
         begun_rps = rps if tasks_rps is None else tasks_rps
-        values = (rps, rps * input_tokens, rps * output_tokens, queued, running, begun_rps)
+        values = (rps, rps * input_tokens, rps * output_tokens, queued, running, begun_rps, rps, rps * met)
         self._put(service, *(Measured(value=float(value), at_s=0.0) for value in values))
 
     def set_idle(self, service: str) -> None:
-        self._put(service, *(Idle(at_s=0.0),) * 6)
+        self._put(service, *(Idle(at_s=0.0),) * 8)
 
     def set_missing(self, service: str, why: str = "no gateway reports") -> None:
-        self._put(service, *(Missing(why=why),) * 6)
+        self._put(service, *(Missing(why=why),) * 8)
 
     def _put(self, service: str, *signals: Signal) -> None:
-        rps, prefill, decode, queued, running, begun = signals
+        rps, prefill, decode, queued, running, begun, ended, within = signals
         self._loads[service] = ServiceLoad(
             service=service,
             arrival_rps=rps,
@@ -282,6 +285,8 @@ class FakeMetrics(_Fails):
             queued=queued,
             running=running,
             tasks_rps=begun,
+            ended_rps=ended,
+            met_rps=within,
         )
 
 
@@ -298,4 +303,6 @@ def _at(load: ServiceLoad, now_s: float) -> ServiceLoad:
         queued=_stamped(load.queued, now_s),
         running=_stamped(load.running, now_s),
         tasks_rps=_stamped(load.tasks_rps, now_s),
+        ended_rps=_stamped(load.ended_rps, now_s),
+        met_rps=_stamped(load.met_rps, now_s),
     )

@@ -132,12 +132,13 @@ class Scene:
             tick_s=TICK_S,
         )
 
-    def load(self, key: str, rps: float, *, queued: float = 0.0) -> None:
-        """Offered load of ``unit/service`` from now on; 0 is idle."""
+    def load(self, key: str, rps: float, *, queued: float = 0.0, met: float = 1.0) -> None:
+        """Offered load of ``unit/service`` from now on, of which the part `met` meets its limits; 0 is idle."""
         if rps == 0.0:
             self.metrics.set_idle(key)
         else:
-            self.metrics.set(key, rps, input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS, queued=queued)
+            tokens = {"input_tokens": INPUT_TOKENS, "output_tokens": OUTPUT_TOKENS}
+            self.metrics.set(key, rps, **tokens, queued=queued, met=met)
 
     def run(self, for_s: float) -> Plan:
         """Ticks for so long; the last plan."""

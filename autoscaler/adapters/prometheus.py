@@ -38,6 +38,8 @@ class _Flow:
     running: int
     overflow_tps: float
     tasks_rps: float
+    ended_rps: float
+    met_rps: float
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class GatewayMetrics:
                 running=row.running,
                 overflow_tps=(row.overflow_tokens - was.overflow_tokens) / over_s,
                 tasks_rps=(row.tasks - was.tasks) / over_s,
+                ended_rps=(_ended(row) - _ended(was)) / over_s,
+                met_rps=(row.met - was.met) / over_s,
             )
         self._gateways[report.gateway_id] = _Gateway(report, heard_at_s, flows)
 
@@ -144,8 +148,10 @@ class GatewayMetrics:
         elsewhere_tps = sum(flow.overflow_tps for flow in flows)
         idle, measured = Idle(at_s=now_s), partial(Measured, at_s=now_s)
         elsewhere = measured(value=elsewhere_tps) if elsewhere_tps > 0.0 else idle
+        ended_rps, met_rps = sum(flow.ended_rps for flow in flows), sum(flow.met_rps for flow in flows)
+        ended, met = (measured(value=ended_rps), measured(value=met_rps)) if ended_rps > 0.0 else (idle, idle)
         if rps <= 0.0 and not queued and not running:
-            return _load_of(service, idle, idle, idle, idle, idle, elsewhere, idle)
+            return _load_of(service, idle, idle, idle, idle, idle, elsewhere, idle, ended, met)
         means = self._tokens[service].means()
         unknown: Signal = Missing(why="no request has got an answer yet")
         return _load_of(
@@ -157,7 +163,13 @@ class GatewayMetrics:
             measured(value=float(running)),
             elsewhere,
             measured(value=sum(flow.tasks_rps for flow in flows)),
+            ended,
+            met,
         )
+
+
+def _ended(row: ServiceCounters) -> int:
+    return row.completed + row.overflowed + row.shed + row.failed
 
 
 def _fresh(raw: Mapping[str, tuple[float, bytes]]) -> Iterator[tuple[float, GatewayReport]]:
@@ -172,7 +184,7 @@ def _fresh(raw: Mapping[str, tuple[float, bytes]]) -> Iterator[tuple[float, Gate
 
 def _missing(service: str, why: str) -> ServiceLoad:
     missing = Missing(why=why)
-    return _load_of(service, *[missing] * 7)
+    return _load_of(service, *[missing] * 9)
 
 
 def _load_of(
@@ -184,6 +196,8 @@ def _load_of(
     running: Signal,
     elsewhere: Signal,
     begun: Signal,
+    ended: Signal,
+    met: Signal,
 ) -> ServiceLoad:
     return ServiceLoad(
         service=service,
@@ -194,6 +208,8 @@ def _load_of(
         running=running,
         overflow_tps=elsewhere,
         tasks_rps=begun,
+        ended_rps=ended,
+        met_rps=met,
     )
 
 

@@ -31,7 +31,7 @@ from autoscaler.core.events import PLAN, CheckFailed, Event, Forecasted, PolicyR
 from autoscaler.core.model import Plan
 from autoscaler.core.reasons import Reason
 from autoscaler.explain import words
-from autoscaler.loop import Controller, Telemetry
+from autoscaler.loop import Controller
 from autoscaler.ports import (
     Cloud,
     Journal,
@@ -124,9 +124,9 @@ def _opened(place: Place) -> FileJournal | S3Journal:
 
 
 def _controller(
-    options: RunOptions, world: World, journal: Journal, folder: PolicyFolder, telemetry: Telemetry, pool: Pool
+    options: RunOptions, world: World, journal: Journal, folder: PolicyFolder, telemetry: _Watch, pool: Pool
 ) -> Controller:
-    return Controller(
+    controller = Controller(
         clock=SystemClock(),
         metrics=world.metrics,
         serving=world.serving,
@@ -138,6 +138,8 @@ def _controller(
         advise=options.advise,
         tick_s=options.tick_s,
     )
+    telemetry.metrics.seq = lambda: controller.ledger.seq
+    return controller
 
 
 def connect_cluster(options: RunOptions) -> World:

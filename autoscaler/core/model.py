@@ -52,7 +52,8 @@ class ServiceLoad:
     """One service's load since the last observation, summed over gateways. Rates are of offered (not served) load.
 
     Signals: requests/s, prefill tokens/s, decode tokens/s, requests waiting, requests running in engines, tokens/s (in
-    and out) of what an overflow endpoint served, requests/s that began a task (core.tasks).
+    and out) of what an overflow endpoint served, requests/s that began a task (core.tasks), requests/s that ended
+    (answered, shed or failed), and those of them that were answered within every limit.
     """
 
     service: str
@@ -63,6 +64,8 @@ class ServiceLoad:
     running: Signal
     overflow_tps: Signal = _UNSEEN
     tasks_rps: Signal = _UNSEEN
+    ended_rps: Signal = _UNSEEN
+    met_rps: Signal = _UNSEEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

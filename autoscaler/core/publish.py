@@ -155,6 +155,9 @@ def _route(
         overflow=overflow(entry, unit, beliefs, now_s),
         slack_s=_slack_s(key, entry, routes, beliefs),
         sacrifice=entry.sacrifice,
+        ttft_s=entry.slo.ttft_s,
+        tpot_s=entry.slo.tpot_s,
+        e2e_s=min((s for s in (entry.slo.e2e_s, entry.slo.deadline_s) if s is not None), default=None),
     )
 
 

@@ -23,7 +23,7 @@ def observe(beliefs: Beliefs, seen: Observation) -> Beliefs:
     units = [] if beliefs.policy is None else [u.unit for u in beliefs.policy.units if u.budget_usd_per_month]
     if not units:
         return beliefs if not beliefs.spent else replace(beliefs, spent={})
-    rates = _rates(beliefs, seen)
+    rates = rates_usd_per_h(beliefs, seen)
     return replace(beliefs, spent={unit: _more(beliefs.spent.get(unit), unit, rates, seen.at_s) for unit in units})
 
 
@@ -35,8 +35,8 @@ def _more(before: Spend | None, unit: str, rates: dict[str, float] | None, at_s:
     return Spend(month=month, usd=usd, usd_per_h=before.usd_per_h if rates is None else rates.get(unit, 0.0), at_s=at_s)
 
 
-def _rates(beliefs: Beliefs, seen: Observation) -> dict[str, float] | None:
-    """USD an hour by unit now; None when the cluster is not seen."""
+def rates_usd_per_h(beliefs: Beliefs, seen: Observation) -> dict[str, float] | None:
+    """USD an hour by unit now, of those that pay anything; None when the cluster is not seen."""
     if isinstance(seen.serving, Missing):
         return None
     gpus = {(shape.service, shape.variant): shape.gpus for shape in beliefs.shapes}

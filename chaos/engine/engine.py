@@ -56,7 +56,7 @@ class Engine:
         self._replicas = 0
         self._seen: dict[int, npt.NDArray[np.float64]] = {}  # of each replica its sums at the last window
         self._sums: npt.NDArray[np.float64] | None = None  # as of now, once asked for
-        self._windows = [(0, 0, 0, 0, 0, 0)] * len(services)
+        self._windows = [(0,) * 8] * len(services)
         self._tasks = [0] * len(services)
         self._fill_services()
 
@@ -218,10 +218,10 @@ class Engine:
         output = int(entry["output_tokens"]) + loop.unseen_tokens(self._memory.root, service, self.now_s)
         ended = int(entry["finished"]) + int(entry["overflowed"])  # the endpoint's tokens are in `output` as well
         counts = (int(entry["arrived"]), int(entry["input_tokens"]), output, ended, int(entry["shed"]))
-        now = (*counts, self._tasks[service])
+        now = (*counts, self._tasks[service], int(entry["met"]), int(entry["failed"]))
         before, self._windows[service] = self._windows[service], now
-        arrived, inputs, outputs, finished, shed, tasks = (a - b for a, b in zip(now, before, strict=True))
-        return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), finished, shed, tasks)
+        arrived, inputs, outputs, *rest = (a - b for a, b in zip(now, before, strict=True))
+        return Window(arrived, inputs, outputs, int(entry["queued"]), int(entry["running"]), *rest)
 
     def replica_windows(self, replicas: Sequence[int]) -> list[ReplicaWindow]:
         """What each of `replicas` did since the last call for it."""

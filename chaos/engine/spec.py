@@ -106,7 +106,7 @@ class Window(NamedTuple):
 
     `input_tokens` are those of the requests that arrived, `output_tokens` those that were generated, and `finished`
     the requests that were answered, by an overflow endpoint as well. `tasks` of those that arrived began a task; the
-    others are its later calls.
+    others are its later calls. `met` were answered within every limit, `failed` lost with their replica.
     """
 
     arrived: int
@@ -117,6 +117,8 @@ class Window(NamedTuple):
     finished: int
     shed: int
     tasks: int
+    met: int
+    failed: int
 
 
 class ReplicaWindow(NamedTuple):

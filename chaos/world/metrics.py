@@ -21,8 +21,8 @@ from .timeline import Timeline
 UNANSWERED = Missing(why="no request has got an answer yet")
 NOT_MEASURED = Missing(why="nothing was made in the window")
 GONE = Missing(why="the gateways do not report")
-# Requests, prefill and decode tokens per second, queued, running, tasks begun per second.
-Figures = tuple[float, float | None, float | None, float, float, float]
+# Requests, prefill and decode tokens per second, queued, running; tasks begun, requests ended and met per second.
+Figures = tuple[float, float | None, float | None, float, float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -75,10 +75,11 @@ class WorldMetrics:
             means = self._means.setdefault(service, Means())
             means.add(window)
             rps = window.arrived / over_s if over_s > 0.0 else 0.0
-            begun = window.tasks / over_s if over_s > 0.0 else 0.0
+            ended = window.finished + window.shed + window.failed
+            more = tuple(count / over_s if over_s > 0.0 else 0.0 for count in (window.tasks, ended, window.met))
             tokens = means.of()
             rates = (rps * tokens[0], rps * tokens[1]) if tokens else (None, None)
-            self.figures[service] = (rps, *rates, float(window.queued), float(window.running), begun)
+            self.figures[service] = (rps, *rates, float(window.queued), float(window.running), *more)
 
     def told(self, service: str) -> Figures | None:
         """The figures that a controller is given: None while they are gone, wrong while a fault says so."""
@@ -94,8 +95,8 @@ class WorldMetrics:
         if seen is None or factor == 1.0:
             return seen
         rps, prefill, decode, *counts = (each and each * factor for each in seen)
-        queued, running, begun = (each or 0.0 for each in counts)
-        return rps or 0.0, prefill, decode, queued, running, begun
+        queued, running, begun, ended, met = (each or 0.0 for each in counts)
+        return rps or 0.0, prefill, decode, queued, running, begun, ended, met
 
     # ---- the port ---------------------------------------------------------------------------------------------------
     def loads(self, now_s: float) -> tuple[ServiceLoad, ...]:
@@ -123,12 +124,12 @@ class WorldMetrics:
 def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
     signals: tuple[Signal, ...]
     if figures is None:
-        signals = (GONE,) * 6
+        signals = (GONE,) * 8
     elif figures[0] <= 0.0 and not figures[3] and not figures[4]:
-        signals = (Idle(at_s=now_s),) * 6
+        signals = (*(Idle(at_s=now_s),) * 6, *(Measured(value=each, at_s=now_s) for each in figures[6:]))
     else:
         signals = tuple(UNANSWERED if each is None else Measured(value=each, at_s=now_s) for each in figures)
-    rps, prefill, decode, queued, running, begun = signals
+    rps, prefill, decode, queued, running, begun, ended, met = signals
     return ServiceLoad(
         service=service,
         arrival_rps=rps,
@@ -137,6 +138,8 @@ def _load(service: str, figures: Figures | None, now_s: float) -> ServiceLoad:
         queued=queued,
         running=running,
         tasks_rps=begun,
+        ended_rps=ended,
+        met_rps=met,
     )
 
 

@@ -175,7 +175,7 @@ class Gateway:
         service.arrive(task)
         request = call.engine | {"request_id": request_id}
         journey = _Journey(service, self._backend, request, call.priority, self._now_s())
-        measure = _Measure(service.tally, service.tokens_of(tenant), journey.arrived_at_s)
+        measure = _Measure(service, service.tokens_of(tenant), journey.arrived_at_s)
         silence = Silence(SILENT_MAX_S)
         try:
             while not measure.finished:
@@ -274,7 +274,7 @@ class _Measure:
     answers is the tenant's, but says nothing about own replicas.
     """
 
-    tally: Tally
+    service: Service
     tenant: TenantTokens
     arrived_at_s: float
     first_at_s: float = 0.0
@@ -282,6 +282,10 @@ class _Measure:
     output: int = 0
     started: bool = False
     finished: bool = False
+
+    @property
+    def tally(self) -> Tally:
+        return self.service.tally
 
     def see(self, chunk: Chunk, now_s: float, *, own: bool) -> None:
         if not self.started:
@@ -300,6 +304,7 @@ class _Measure:
             self._complete(now_s, own=own)
 
     def _complete(self, now_s: float, *, own: bool) -> None:
+        self.tally.met += self._met(now_s)
         if not own:
             self.tally.overflowed += 1
             return
@@ -308,6 +313,14 @@ class _Measure:
         if self.output >= 2:
             self.tally.tpot_sum_s += (now_s - self.first_at_s) / (self.output - 1)
             self.tally.tpot_count += 1
+
+    def _met(self, now_s: float) -> bool:
+        """Whether the answer kept every limit. What a client waits between its retries is not seen here."""
+        limits = self.service.policy
+        took = [(limits.ttft_s, self.first_at_s - self.arrived_at_s), (limits.e2e_s, now_s - self.arrived_at_s)]
+        if self.output >= 2:
+            took.append((limits.tpot_s, (now_s - self.first_at_s) / (self.output - 1)))
+        return all(limit is None or seconds <= limit for limit, seconds in took)
 
 
 def _shed(service: str, error: ShedError) -> ApiError:

@@ -22,6 +22,7 @@ _COUNTERS = {
     "cold_start_waits": "Requests that waited because no replica was ready",
     "input_tokens": "Prompt tokens, as counted by the engine",
     "output_tokens": "Generated tokens",
+    "met": "Answers within every limit of the service, the overflow endpoint's included",
     "overflowed": "Requests that the overflow endpoint answered whole",
     "overflow_tokens": "Tokens paid for at the overflow endpoint, prompts and probes included",
 }

@@ -69,6 +69,7 @@ class Tally:
     tpot_count: int = 0
     overflowed: int = 0
     overflow_tokens: int = 0
+    met: int = 0
 
 
 @dataclass(slots=True)

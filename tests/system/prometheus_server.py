@@ -15,9 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.repo.test_metric_names import RULES
+
 DEADLINE_S = 30.0
 CONFIG = """
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
+rule_files: ["{rules}"]
 scrape_configs:
   - job_name: quartermaster
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
@@ -70,12 +73,17 @@ class Prometheus:
             for row in rows
         }
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Its rules as it sees them."""
+        answer = httpx.get(f"{self.url}/api/v1/rules").raise_for_status().json()
+        return [rule for group in answer["data"]["groups"] for rule in group["rules"]]
+
 
 @contextlib.contextmanager
 def running(scraped_port: int, folder: Path) -> Iterator[Prometheus]:
     """Prometheus with its files in `folder`, answering, and gone afterwards."""
     config = folder / "prometheus.yml"
-    config.write_text(CONFIG.format(port=scraped_port))
+    config.write_text(CONFIG.format(port=scraped_port, rules=RULES))
     port = free_port()
     command = [
         binary("prometheus"),

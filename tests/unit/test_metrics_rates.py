@@ -129,7 +129,17 @@ def test_nothing_came_and_nothing_is_left_is_idle(board: Board) -> None:
     assert load == ServiceLoad(service=CHAT, **dict.fromkeys(SIGNALS, Idle(at_s=board.now_s)))
 
 
-SIGNALS = ("arrival_rps", "prefill_tps", "decode_tps", "queued", "running", "overflow_tps", "tasks_rps")
+SIGNALS = (
+    "arrival_rps",
+    "prefill_tps",
+    "decode_tps",
+    "queued",
+    "running",
+    "overflow_tps",
+    "tasks_rps",
+    "ended_rps",
+    "met_rps",
+)
 
 
 @pytest.mark.parametrize("left", ["queued", "running"])
