@@ -81,6 +81,7 @@ $(PROMETHEUS)/prometheus:
 # was measured into docs/ and README; `make scoreboard BENCH='--older --results DIR'` passes options on.
 proof: install
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
+	QM_FORECAST_PROOF=1 $(BIN)/python -m pytest tests/unit/test_forecast_challengers.py -s --timeout=0
 	QM_EC2_SEEDS=2000 QM_EC2_SOCKET_SEEDS=50 $(BIN)/python -m pytest tests/simulation/test_ec2_faults.py --timeout=0
 	QM_CRASH_STEPS=40 $(BIN)/python -m pytest tests/simulation/test_crash_steps.py --timeout=0
 	$(BIN)/python -m chaos.swarm.mutations
