@@ -114,10 +114,17 @@ def _dry(beliefs: Beliefs, offering: Offering) -> bool:
     return known is not None and known.dry_since_s is not None
 
 
+def _dry_s(beliefs: Beliefs, offering: Offering, now_s: float) -> float:
+    since_s = beliefs.offerings.get(offering.offering, OfferingBelief()).dry_since_s
+    return now_s - since_s if since_s is not None else 0.0
+
+
 def comes_in_s(need: Need, beliefs: Beliefs, now_s: float) -> float:
-    """The shortest time until what its next replicas may be can be there, were it granted when it may be asked."""
+    """The shortest time until what its next replicas may be can be there, were it granted when it may be asked. A pool
+    that has been dry for long is not expected sooner than once more that long.
+    """
     waits = [
-        max(0.0, shut_until_s(offering, beliefs) - now_s) + option.lead_s
+        max(0.0, shut_until_s(offering, beliefs) - now_s, _dry_s(beliefs, offering, now_s)) + option.lead_s
         for option in need.using
         for offering in beliefs.offers.values()
         if offering.instance_type == option.shape.instance_type and need.allows(offering)

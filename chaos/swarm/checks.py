@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from autoscaler.core.beliefs import Beliefs
+from autoscaler.core.beliefs import Beliefs, InstanceBelief
 from autoscaler.core.defects import DEFECT
 from autoscaler.core.events import (
     Event,
@@ -25,6 +25,7 @@ from autoscaler.core.events import (
 )
 from autoscaler.core.lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from autoscaler.core.model import CloudView, Demand, Launch, Missing, Observation, Offering, Plan
+from chaos.world.tally import RESERVED
 from chaos.world.trouble import Fragile
 from chaos.world.world import World
 from policies.model import PolicySet, Service
@@ -82,6 +83,7 @@ class Checks:
         elif isinstance(event, Opened):
             self._refused.clear()  # a torn journal may have lost some
             self._unheld.clear()
+            self._states = {key: instance.state for key, instance in beliefs.instances.items()}
         self._lives(beliefs)
 
     def _tell(self, kind: str, detail: str) -> None:
@@ -102,11 +104,19 @@ class Checks:
             yield from (text for text in event.problems if text.startswith(DEFECT))
 
     def _lives(self, beliefs: Beliefs) -> None:
+        """Instances that are adopted begin as requested, as those that are granted do."""
         for key, instance in beliefs.instances.items():
-            before = self._states.get(key)
+            before = self._states.get(key, InstanceState.REQUESTED)
+            self._states[key] = instance.state
             if before is not instance.state:
-                self.transitions[f"{before.value if before else 'new'} > {instance.state.value}"] += 1
-                self._states[key] = instance.state
+                self.transitions[f"{before.value} > {instance.state.value}"] += 1
+                self._ended(instance)
+
+    def _ended(self, instance: InstanceBelief) -> None:
+        """A reservation that was full of ours has room again."""
+        pool = self.world.pools.rows[instance.offering].supply
+        if instance.state is InstanceState.GONE and pool.market in RESERVED:
+            self._refused.pop(instance.offering, None)
 
     # ---- launches ---------------------------------------------------------------------------------------------------
     def _try(self, event: LaunchTried) -> None:

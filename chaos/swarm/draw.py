@@ -19,7 +19,9 @@ BAD_PART = 2.0 / 3.0  # of the time; after it nothing is wrong any more
 HEALING_S = 3600.0  # the longest cooldown
 LEAST_FAULTS, MOST_FAULTS = 4, 9
 LEAST_S = 60.0  # that a fault lasts
-AT_ONCE = 0.3  # of those that last are there from the beginning, when most is launched
+AT_ONCE = 0.3  # of the faults are there from the beginning, when most is launched
+BEGINNING_S = 180.0
+TAKEN_OVER = 0.15  # of the worlds: another controller runs them for a while, and leaves them in the middle of its work
 MODEL = "meta-llama/Meta-Llama-3.1-8B"
 SHAPES = (
     {"id": "l40s", "instance_type": "g6e.2xlarge"},
@@ -91,7 +93,13 @@ def drawn(seed: int, size: Size = HOUR) -> dict[str, Any]:
         "demand": [_demand(stream(seed, f"swarm/demand/{name}"), name, size) for name in names],
         "supply": supply,
         "quotas": _quotas(stream(seed, "swarm/quotas")),
-        "faults": _faults(stream(seed, "swarm/faults"), names, supply, size),
+        "faults": sorted(
+            [
+                *_faults(stream(seed, "swarm/faults"), names, supply, size),
+                *_taken_over(stream(seed, "swarm/taken_over")),
+            ],
+            key=lambda row: (row["at_s"], row["kind"]),
+        ),
         "nodes_slow_fraction": 0.03,
         "describe_lag_s": float(stream(seed, "swarm/lag").choice([0.0, 0.0, 5.0, 20.0])),
         "api_rate_per_s": 2.0,
@@ -192,8 +200,23 @@ def _faults(
     kinds = sorted(KINDS)
     count = int(rng.integers(LEAST_FAULTS, MOST_FAULTS + 1))
     chosen = rng.choice(len(kinds), size=count, replace=False)
-    rows = [_fault(rng, kinds[index], names, supply, size) for index in sorted(chosen)]
-    return sorted(rows, key=lambda row: (row["at_s"], row["kind"]))
+    return [_fault(rng, kinds[index], names, supply, size) for index in sorted(chosen)]
+
+
+def _taken_over(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Ours is down while its first instances start, and comes back to nodes that it never saw join and another has just
+    begun to drain.
+    """
+    if rng.random() >= TAKEN_OVER:
+        return []
+    at_s, down_s = _rounded(rng.uniform(5.0, 60.0)), _rounded(rng.uniform(120.0, 600.0))
+    whole = {"at_s": at_s, "target": "*", "for_s": down_s}
+    notice_s = _rounded(at_s + down_s - rng.uniform(15.0, 45.0))
+    return [
+        whole | {"kind": "controller_down"},
+        whole | {"kind": "second_controller"},
+        {"at_s": notice_s, "kind": "reclaim", "target": "*", "value": _rounded(rng.uniform(0.6, 1.0))},
+    ]
 
 
 def _fault(
@@ -204,8 +227,9 @@ def _fault(
         "services": ["*", *names],
         "whole": ["*"],
     }[KINDS[kind].aim]
-    early = kind not in INSTANT and rng.random() < AT_ONCE
-    at_s = 0.0 if early else rng.uniform(0.05, 0.8) * size.healed_s
+    at_s = rng.uniform(0.05, 0.8) * size.healed_s
+    if rng.random() < AT_ONCE:
+        at_s = rng.uniform(0.0, BEGINNING_S) if kind in INSTANT else 0.0
     made: dict[str, Any] = {"at_s": _rounded(at_s), "kind": kind, "target": str(rng.choice(words))}
     if kind not in INSTANT:
         longest_s = size.healed_s - made["at_s"]

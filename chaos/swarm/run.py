@@ -159,8 +159,12 @@ def _told(loop: Watched) -> tuple[str, ...]:
 
 
 def _real(world: World) -> list[Violation]:
-    """Violations but for ticks that a full disk stopped: to stop is what is promised there."""
-    return [each for each in world.violations if not (each.kind == "tick_failed" and FULL_DISK in each.detail)]
+    """Violations but for ticks that a full disk stopped: to stop is what is promised there. Of more than are listed of
+    a kind the world says the number in words.
+    """
+    failed = [each for each in world.violations if each.kind == "tick_failed"]
+    other = [each for each in failed if FULL_DISK not in each.detail and not each.detail.endswith("are listed")]
+    return [each for each in world.violations if each not in failed or each in other]
 
 
 def _scores(world: World) -> dict[str, Any]:

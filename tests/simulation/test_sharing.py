@@ -244,3 +244,16 @@ def test_where_the_queue_comes_first_requests_wait_for_the_better_variant_as_lon
     assert "l4" not in by_variant(scene), "big is asked again in 30 s, in time for the queue"
     scene.run(1800)
     assert by_variant(scene)["l4"] >= 1, "it is dry for longer than a request may wait"
+
+
+def test_requests_that_may_wait_long_do_not_wait_for_a_pool_that_has_been_dry_for_longer() -> None:
+    """Found by qm chaos: asked again within the quarter of an hour, and refused every time, it always seemed near."""
+    chat = service(
+        goal="cost", slo=Slo(deadline_s=3600.0), min_replicas=2, variants=BOTH, sacrifice=("queue", "smaller_variant")
+    )
+    scene = Scene([unit(chat)], [offering("big", 3.0, count=1, instance_type="g6e.2xlarge"), offering("a")])
+    scene.load(CHAT, 3.0)
+    scene.run(1800)
+    assert "l4" not in by_variant(scene)
+    scene.run(3600)
+    assert by_variant(scene) == {"l40s": 1, "l4": 1}
