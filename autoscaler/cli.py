@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from autoscaler.commands.benches import bench
 from autoscaler.commands.interrupt import Interrupted, interruptible
+from autoscaler.commands.orders import order
 from autoscaler.commands.outcome import flush_output
 from autoscaler.ownership import check_ownership
 
@@ -449,6 +450,7 @@ def drill(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(order, name="order")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from autoscaler.core.events import (
     LaunchGranted,
     LaunchRefused,
     LaunchTried,
+    Ordered,
     Planned,
     Record,
 )
@@ -200,6 +201,13 @@ def words(reason: Reason) -> str:
     numbers = ", ".join(f"{name} {_number(name, value)}" for name, value in reason.numbers)
     head = f"{reason.code.value} {reason.subject}".strip()
     return f"{head}: {numbers}" if numbers else head
+
+
+def order_words(order: Ordered) -> str:
+    """``freeze support/chat until 12-01 18:00 UTC, by ann: load test``."""
+    count = f" of {order.replicas}" if order.verb == "floor" else ""
+    end = f" until {datetime.fromtimestamp(order.until_s, UTC):%m-%d %H:%M UTC}" if order.verb != "unfreeze" else ""
+    return f"{order.verb} {order.subject}{count}{end}, by {order.who}: {order.why}"
 
 
 def _number(name: str, value: float) -> str:

@@ -26,12 +26,14 @@ from autoscaler.core.events import (
     Forecasted,
     Observed,
     Opened,
+    Ordered,
     Planned,
     PolicyRefused,
 )
 from autoscaler.core.model import Missing, Observation, Plan
+from autoscaler.core.orders import policy_under
 from autoscaler.ledger import Ledger
-from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, Policy, PolicySource, PortError, Serving
+from autoscaler.ports import Broken, Clock, Cloud, Journal, Metrics, Orders, Policy, PolicySource, PortError, Serving
 from autoscaler.software import versions
 from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
@@ -57,6 +59,17 @@ class Unwatched:
         """Nothing."""
 
 
+class NoOrders:
+    """Nobody orders anything."""
+
+    def waiting(self) -> tuple[tuple[str, Ordered], ...]:
+        """None."""
+        return ()
+
+    def taken(self, name: str) -> None:
+        """Nothing."""
+
+
 @dataclass
 class Controller:
     """The controller of one cluster. `advise` decides and journals as always, and does nothing."""
@@ -69,6 +82,7 @@ class Controller:
     policy_source: PolicySource
     executor: Executor
     telemetry: Telemetry = field(default_factory=Unwatched)
+    orders: Orders = field(default_factory=NoOrders)
     advise: bool = False
     tick_s: float = DEFAULT_TICK_S
     ledger: Ledger = field(init=False)
@@ -92,6 +106,7 @@ class Controller:
         if policy is None:
             return None
         self._ticks += 1
+        self._take_orders(now_s)
         observation = self._observe(now_s)
         self._forecast(now_s)
         judged = judge(observation, policy, self.ledger.beliefs, now_s, f"{opened.run_id}/{self._ticks}")
@@ -130,6 +145,11 @@ class Controller:
             return self.policy_source.poll(now_s)
         except Exception as error:
             return Broken(problems=(defect(error),))
+
+    def _take_orders(self, now_s: float) -> None:
+        for name, order in self.orders.waiting():
+            self.ledger.record(replace(order, at_s=now_s), durable=True)
+            self.orders.taken(name)
 
     def _observe(self, now_s: float) -> Observation:
         seen = Observation(
@@ -175,7 +195,7 @@ class Controller:
         assert beliefs.policy is not None
         return to_message(
             plan,
-            beliefs.policy,
+            policy_under(beliefs.policy, beliefs, now_s),
             beliefs,
             run_id=beliefs.run_id,
             seq=self._ticks,
@@ -189,6 +209,7 @@ def judge(seen: Observation, policy: PolicySet, beliefs: Beliefs, now_s: float, 
     if beliefs.defect:
         return _unlearnt(beliefs, now_s, plan_id)
     try:
+        policy = policy_under(policy, beliefs, now_s)
         plan = decide(seen, policy, beliefs, now_s, plan_id)
         violations = check(plan, seen, policy, beliefs=beliefs)
     except Exception as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from autoscaler.core.events import Event, Record
+from autoscaler.core.events import Event, Ordered, Record
 from autoscaler.core.model import CloudView, EngineLoad, ServiceLoad, ServingView, Shape
 from policies.model import PolicySet
 from serve_apps.wire import PlanMessage
@@ -206,4 +206,16 @@ class PolicySource(Protocol):
 
     def poll(self, now_s: float) -> Policy | Broken | None:
         """What is there now, when it changed since the last poll; None when it did not, or it is not time to look."""
+        ...
+
+
+class Orders(Protocol):
+    """Where operators' orders wait until they are journalled."""
+
+    def waiting(self) -> tuple[tuple[str, Ordered], ...]:
+        """(name, order) of each, the oldest first."""
+        ...
+
+    def taken(self, name: str) -> None:
+        """It is in the journal."""
         ...

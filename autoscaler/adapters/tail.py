@@ -16,15 +16,20 @@ from .journal import decode_line
 
 @dataclass
 class Tail:
-    """Where one reader of `folder` stands. For one thread at a time."""
+    """Where one reader of `folder` stands. For one thread at a time.
+
+    It begins with the `newest` so many segments, or with all; each of them begins with everything that is believed.
+    """
 
     folder: Path
+    newest: int = 0
     _segment: str = ""
     _offset: int = 0
 
     def look(self) -> Iterator[Record]:
         """The records written since the last look, oldest first, each once. Raises OSError as reading files does."""
-        for path in sorted(self.folder.glob("*.jsonl")):
+        paths = sorted(self.folder.glob("*.jsonl"))
+        for path in paths if self._segment else paths[-self.newest :]:
             if path.name > self._segment:
                 self._segment, self._offset = path.name, 0
             if path.name == self._segment:

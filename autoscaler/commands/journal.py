@@ -67,9 +67,9 @@ def explain_command(journal: Place, service: str | None, at: str | None, json_fi
     return OK
 
 
-def parse_instant(text: str) -> float:
+def parse_instant(text: str, option: str = "--at") -> float:
     """UTC seconds from seconds or ISO 8601. Raises BadInput, for what is not finite too."""
-    wrong = BadInput(f"--at {text}: not a time; give UTC seconds or 2026-01-31T12:00:00Z")
+    wrong = BadInput(f"{option} {text}: not a time; give UTC seconds or 2026-01-31T12:00:00Z")
     try:
         at_s = float(text)
     except ValueError:

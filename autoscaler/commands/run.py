@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from autoscaler.act import Pool
 from autoscaler.adapters.clock import SystemClock
 from autoscaler.adapters.journals import Place, open_journal
+from autoscaler.adapters.order_box import OrderBox
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.adapters.telemetry import PrometheusTelemetry
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, check_port, write_json
@@ -31,7 +32,7 @@ from autoscaler.core.events import PLAN, CheckFailed, Event, Forecasted, PolicyR
 from autoscaler.core.model import Plan
 from autoscaler.core.reasons import Reason
 from autoscaler.explain import words
-from autoscaler.loop import Controller
+from autoscaler.loop import Controller, NoOrders
 from autoscaler.ports import (
     Cloud,
     Journal,
@@ -135,6 +136,7 @@ def _controller(
         policy_source=folder,
         executor=pool,
         telemetry=telemetry,
+        orders=OrderBox.of(options.journal) if isinstance(options.journal, Path) else NoOrders(),
         advise=options.advise,
         tick_s=options.tick_s,
     )

@@ -18,7 +18,8 @@ from autoscaler.core.events import CheckFailed, Configured, Event, Observed, Pla
 from autoscaler.core.learn import learn
 from autoscaler.core.lifecycle import STARTING, InstanceState
 from autoscaler.core.model import Missing, Observation, Plan
-from autoscaler.explain import words
+from autoscaler.core.orders import in_force
+from autoscaler.explain import order_words, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Status:
     services: tuple[ServiceStatus, ...]
     instances: dict[str, int]
     cooling: dict[str, float]
+    orders: tuple[str, ...] = ()  # of operators, in force
     writer: str = ""  # who holds the journal
 
 
@@ -93,6 +95,7 @@ def status(records: Iterable[Record]) -> Status:
         services=_services(beliefs.last_plan, newest.seen),
         instances=dict(Counter("starting" if state in STARTING else state.value for state in states)),
         cooling={name: b.cool_until_s for name, b in beliefs.offerings.items() if b.cool_until_s > beliefs.at_s},
+        orders=tuple(order_words(order) for order in in_force(beliefs, beliefs.at_s)),
     )
 
 
@@ -139,6 +142,7 @@ def _print(console: Console, found: Status) -> None:
         ("policy refused, the last good one stays", found.policy_problems),
         ("not seen", found.blind),
         ("plan refused by its check", found.check_violations),
+        ("ordered", found.orders),
     ):
         for line in lines:
             console.print(f"[bold]{head}:[/] ", end="")

@@ -13,7 +13,7 @@ from policies.model import PolicySet
 from serve_apps.timing import Timing
 
 from .bursts import POISSON, Bursts
-from .events import Forecast
+from .events import Forecast, Ordered
 from .lifecycle import InstanceState
 from .model import Offering, Plan, Shape
 from .prompts import NONE, Prompts
@@ -205,6 +205,7 @@ class Beliefs:
     turn: int = 0  # which part of a large fleet is read next
     forecasts: dict[str, Forecast] = field(default_factory=dict)  # by service
     series: SeriesBelief = field(default_factory=SeriesBelief)
+    orders: dict[str, Ordered] = field(default_factory=dict)  # by verb and subject
     spent: dict[str, Spend] = field(default_factory=dict)  # by unit with a monthly budget
     last_plan: Plan | None = None
     defect: str = ""

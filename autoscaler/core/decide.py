@@ -20,6 +20,7 @@ from .coldstart import boot_s, load_s, protected, start_limit_s, stuck, waited_s
 from .demand import demands, mix
 from .lifecycle import INTENT_TIMEOUT_S, STARTING, InstanceState
 from .model import Demand, Launch, Missing, Observation, Offering, Plan, Route, ServingView, Shape, Shortfall, Target
+from .orders import drain_of, told
 from .place import Order, place
 from .publish import queue_timeout_s
 from .publish import to_message as to_message
@@ -41,7 +42,7 @@ def decide(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s:
         return _repeat(policy, beliefs, cloud.why, now_s, plan_id)
     presence = Presence.of(serving)
     asked = demands(policy, beliefs, presence.by_service(), now_s)
-    asked = tuple(protected(demand, serving, beliefs, now_s) for demand in asked)
+    asked = tuple(told(protected(demand, serving, beliefs, now_s), beliefs, now_s) for demand in asked)
     needs = _needs(asked, policy, beliefs, presence, now_s)
     usable = _berths(beliefs, presence, needs, now_s)
     placed = place(needs, usable, beliefs, now_s)
@@ -191,6 +192,8 @@ def _berths(beliefs: Beliefs, presence: Presence, needs: tuple[Need, ...], now_s
 
 def _usable(instance: InstanceBelief, offering: Offering, lead_s: float, beliefs: Beliefs, now_s: float) -> bool:
     if instance.reclaim_at_s is not None or instance.missing_since_s is not None:
+        return False
+    if drain_of(beliefs, instance.instance_id, now_s) is not None:
         return False
     if not open_for_work(offering, lead_s, now_s):
         return False

@@ -188,6 +188,23 @@ class ActFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """An operator's order, in force until `until_s` (core.orders). `subject` is a service, or an instance to drain.
+
+    `replicas` is what a floor asks for (0 lifts it).
+    """
+
+    at_s: float
+    who: str
+    why: str
+    verb: Literal["freeze", "unfreeze", "floor", "drain"]
+    subject: str
+    until_s: float
+    replicas: int = 0
+    kind: Literal["ordered"] = "ordered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All beliefs as JSON (`core.snapshot`) at the start of a segment: a restart folds from here."""
 
@@ -210,6 +227,7 @@ Event = Annotated[
     | LaunchAmbiguous
     | Acted
     | ActFailed
+    | Ordered
     | Snapshot,
     Field(discriminator="kind"),
 ]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
-from . import bursts, calibrate, coldstart, odds, prompts, series, spend, tasks
+from . import bursts, calibrate, coldstart, odds, orders, prompts, series, spend, tasks
 from .beliefs import (
     EMPTY,
     Beliefs,
@@ -39,6 +39,7 @@ from .events import (
     LaunchTried,
     Observed,
     Opened,
+    Ordered,
     Planned,
     PolicyRefused,
     RefusalClass,
@@ -104,10 +105,6 @@ def fold(events: Iterable[Event], start: Beliefs = EMPTY) -> Beliefs:
 
 
 # ---- configuration and decisions ------------------------------------------------------------------------------------
-def _opened(beliefs: Beliefs, event: Opened) -> Beliefs:
-    return replace(beliefs, run_id=event.run_id)
-
-
 def _configured(beliefs: Beliefs, event: Configured) -> Beliefs:
     return replace(beliefs, policy=event.policy, shapes=event.shapes, digest=event.digest, policy_refused=False)
 
@@ -208,10 +205,6 @@ def _cooled(beliefs: Beliefs, offering: str, error: RefusalClass, code: str, at_
             refused=known.refused + (name == offering),
         )
     return replace(beliefs, offerings=offerings)
-
-
-def _ambiguous(beliefs: Beliefs, _: LaunchAmbiguous) -> Beliefs:
-    return beliefs  # the intent stays open until a listing shows its token or its time is over
 
 
 def _fails_together(beliefs: Beliefs, offering: str, error: RefusalClass) -> tuple[str, ...]:
@@ -487,7 +480,7 @@ def _without(rows: dict[str, T], gone: str) -> dict[str, T]:
 
 
 _HANDLERS: dict[type, Callable[[Beliefs, Any], Beliefs]] = {
-    Opened: _opened,
+    Opened: lambda beliefs, event: replace(beliefs, run_id=event.run_id),
     Configured: _configured,
     PolicyRefused: lambda beliefs, _: replace(beliefs, policy_refused=True),
     Snapshot: _snapshot,
@@ -498,5 +491,6 @@ _HANDLERS: dict[type, Callable[[Beliefs, Any], Beliefs]] = {
     LaunchTried: _tried,
     LaunchGranted: _granted,
     LaunchRefused: _refused,
-    LaunchAmbiguous: _ambiguous,
+    LaunchAmbiguous: lambda beliefs, _: beliefs,  # until a listing shows its token or its time is over
+    Ordered: orders.ordered,
 }

@@ -58,6 +58,7 @@ class ReasonCode(StrEnum):
     LEFT_THE_CLUSTER = "left_the_cluster"  # gone_for_s
     PREEMPTED = "preempted"  # replicas, priority
     NOWHERE_TO_LAUNCH = "nowhere_to_launch"  # offerings
+    ORDERED = "ordered"  # replicas, until_s
     BLIND = "blind"  # repeated_targets
 
 

@@ -15,6 +15,7 @@ from .berths import CLOSING_S, SUNK, Berth
 from .coldstart import start_limit_s, stuck, waited_s
 from .lifecycle import LEFT_CLUSTER_GRACE_S, STARTING, InstanceState, expired, limit_s
 from .model import Drain, ServingView, Terminate
+from .orders import drain_of
 from .reasons import Reason, ReasonCode, why
 
 DRAIN_S = 120.0  # a surplus instance may take this long to finish what it serves
@@ -136,6 +137,9 @@ def _leave(
     offering = beliefs.offers.get(instance.offering)
     if instance.reclaim_at_s is not None:
         return instance.reclaim_at_s, why(ReasonCode.RECLAIM_NOTICE, deadline_at_s=instance.reclaim_at_s)
+    order = drain_of(beliefs, instance.instance_id, now_s)
+    if order is not None:
+        return order.until_s, why(ReasonCode.ORDERED, f"{order.verb} by {order.who}", until_s=order.until_s)
     ends_at_s = _ends_at_s(beliefs, instance)
     if ends_at_s is not None and (is_followed or now_s > ends_at_s - CLOSING_S):
         return ends_at_s, why(ReasonCode.OFFERING_ENDS, instance.offering, ends_at_s=ends_at_s)

@@ -40,7 +40,7 @@ COMMANDS = (
         "explain",
         "forecast",
     ),
-    *("predict", "recommend", "render", "replay", "run", "schema", "simulate", "status", "up"),
+    *("order", "predict", "recommend", "render", "replay", "run", "schema", "simulate", "status", "up"),
 )
 UNIT = """
 unit: support
@@ -140,7 +140,7 @@ def test_replay_counts_and_ends_well(journal: Path, tmp_path: Path) -> None:
 
 
 def test_replay_of_a_changed_decision_ends_with_1_and_names_it(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autoscaler import replay as module
+    from autoscaler import loop as module
 
     def other(observation: Observation, policy: PolicySet, beliefs: Beliefs, now_s: float, plan_id: str) -> Plan:
         return replace(decide(observation, policy, beliefs, now_s, plan_id), launches=())
