@@ -88,6 +88,7 @@ class Controller:
     ledger: Ledger = field(init=False)
     _opened: Opened | None = field(default=None, init=False)
     _ticks: int = field(default=0, init=False)
+    _found: Policy | Broken | None = field(default=None, init=False)  # by the policy source, and not journalled yet
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.journal, self.telemetry.event)
@@ -132,13 +133,14 @@ class Controller:
         return self._opened
 
     def _take_policy(self, now_s: float) -> None:
-        found = self._poll(now_s)
+        self._found = found = self._poll(now_s) or self._found  # a full disk may keep it out of the journal for a while
         if isinstance(found, Broken):
             self.ledger.record(PolicyRefused(at_s=now_s, problems=found.problems))
         elif found is not None and (found.digest != self.ledger.beliefs.digest or self.ledger.beliefs.policy_refused):
             self.ledger.record(
                 Configured(at_s=now_s, policy=found.policy, shapes=found.shapes, digest=found.digest), durable=True
             )
+        self._found = None
 
     def _poll(self, now_s: float) -> Policy | Broken | None:
         try:

@@ -191,6 +191,7 @@ class Beliefs:
     policy_refused: bool = False  # the policy in force is not the one that was last written
     shapes: tuple[Shape, ...] = ()
     offers: dict[str, Offering] = field(default_factory=dict)
+    unlisted: tuple[str, ...] = ()  # of the offers, those that are kept for what runs there: nothing is launched there
     offerings: dict[str, OfferingBelief] = field(default_factory=dict)
     instances: dict[str, InstanceBelief] = field(default_factory=dict)
     intents: dict[str, IntentBelief] = field(default_factory=dict)

@@ -78,7 +78,7 @@ def _launches(plan: Plan, beliefs: Beliefs) -> Iterator[str]:
         if len(set(launch.alternates)) != len(launch.alternates):
             yield f"{launch.id}: an offering is named twice"
         for offering in launch.alternates:
-            if offering not in beliefs.offers:
+            if offering not in beliefs.offers or offering in beliefs.unlisted:
                 yield f"{launch.id}: unknown offering {offering}"
             elif beliefs.offerings.get(offering, COLD).cool_until_s > plan.at_s and not _probe(launch):
                 yield f"{launch.id}: {offering} is cooling down"

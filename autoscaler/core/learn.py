@@ -258,7 +258,7 @@ def _learn_cloud(beliefs: Beliefs, cloud: CloudView, seen: Observation) -> Belie
     listed = {row.instance_id: row for row in cloud.instances}
     beliefs = replace(
         beliefs,
-        offers={row.offering: row for row in cloud.offerings},
+        **odds.offered(beliefs, cloud),
         intents=_unsettled(beliefs.intents, cloud),
     )
     instances: dict[str, InstanceBelief] = {}

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Any
 
 from policies.model import Market
 
 from .beliefs import Beliefs, InstanceBelief, OfferingBelief
 from .berths import PREEMPTIBLE, SUNK
-from .model import Offering
+from .lifecycle import InstanceState
+from .model import CloudView, Offering
 from .units import SECONDS_PER_HOUR
 
 OUTAGE_SCALE_S = 1200.0
@@ -36,6 +38,16 @@ SIBLING, STRANGER = 0.5, 0.87  # P(open | another zone is dry) / P(open): median
 # what is reserved is there but for what already runs in it.
 PRIOR: dict[Market, float] = {"spot": 0.7, "interruptible": 0.7, "on_demand": 0.9, "odcr": 0.97, "block": 0.97}
 PROBE = 0.5  # an answer is worth a call that nobody waits for when it may as well be the other one
+
+
+def offered(beliefs: Beliefs, cloud: CloudView) -> dict[str, Any]:
+    """`Beliefs.offers` and `unlisted` after a listing: an offering that it lacks, because its price is not known or its
+    reservation is gone, stays known while instances of ours run there, and they stay where they are.
+    """
+    listed = {row.offering: row for row in cloud.offerings}
+    held = {i.offering for i in beliefs.instances.values() if i.state is not InstanceState.GONE}
+    left = tuple(sorted(name for name in held & beliefs.offers.keys() if name not in listed))
+    return {"offers": listed | {name: beliefs.offers[name] for name in left}, "unlisted": left}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +143,8 @@ class Odds:
         self._grants: dict[str, float] = {}
         self._by_kind: dict[str, list[Offering]] = {}
         for row in sorted(beliefs.offers.values(), key=lambda row: row.offering):
+            if row.offering in beliefs.unlisted:
+                continue
             self._by_kind.setdefault(row.instance_type, []).append(row)
         for name, answers in self._answers.items():
             offer = beliefs.offers.get(name)

@@ -248,11 +248,12 @@ def _present(need: Need, leads: list[Berth], shelf: list[Berth]) -> Iterator[tup
 def _grow(need: Need, shelf: list[Berth]) -> None:
     if not need.short:
         return
+    refused: set[str] = set()  # beyond a limit of its unit: a smaller one may be within
     for berth in need.order([berth for berth in shelf if berth.free_gpus]):
         for option in need.using:
-            while need.missing(option) and (group := _group(need, option, berth, shelf)):
+            while option.app not in refused and need.missing(option) and (group := _group(need, option, berth, shelf)):
                 if not need.give(option, group):
-                    return
+                    refused.add(option.app)
 
 
 def _group(need: Need, option: Option, lead: Berth, shelf: list[Berth]) -> tuple[Berth, ...]:
@@ -286,10 +287,15 @@ def _order(need: Need, shelf: Shelf, beliefs: Beliefs, odds: Odds, now_s: float)
     if not open_now:
         need.note(nowhere(shut, beliefs, now_s))
         return None
-    best = open_now[0]
-    count = _fill(need, best.option, best.offering, shelf, now_s)
-    if count == 0:
+    refused: set[str] = set()  # beyond a limit of its unit: a smaller one may be within
+    for best in open_now:
+        count = 0 if best.option.app in refused else _fill(need, best.option, best.offering, shelf, now_s)
+        if count:
+            break
+        refused.add(best.option.app)
+    else:
         return None
+    open_now = [bid for bid in open_now if bid.option.app not in refused]
     cheapest = why(
         ReasonCode.CHEAPEST,
         best.offering.offering,

@@ -126,8 +126,10 @@ def comes_in_s(need: Need, beliefs: Beliefs, now_s: float) -> float:
     waits = [
         max(0.0, shut_until_s(offering, beliefs) - now_s, _dry_s(beliefs, offering, now_s)) + option.lead_s
         for option in need.using
-        for offering in beliefs.offers.values()
-        if offering.instance_type == option.shape.instance_type and need.allows(offering)
+        for name, offering in beliefs.offers.items()
+        if offering.instance_type == option.shape.instance_type
+        and need.allows(offering)
+        and name not in beliefs.unlisted
     ]
     return min(waits, default=inf)
 

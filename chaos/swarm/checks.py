@@ -33,7 +33,8 @@ from policies.model import PolicySet, Service
 TAIL = 60  # events kept for whoever reads of a failure
 CLOSING_S = 2400.0  # before the end of a block
 START_MAX_S = 3700.0  # no start is waited for longer
-FORCED = frozenset({"preempted", "quota_gpus", "budget", "budget_month"})  # what may reduce a service that is not seen
+MONEY = frozenset({"budget", "budget_month"})
+FORCED = MONEY | {"preempted", "quota_gpus"}  # what may reduce a service that is not seen
 INVERTED_MAX_S = 300.0  # a place is taken, a model loads: what comes after that is waiting
 UNSTEADY = (  # while these act, and for a while after, the more important may wait
     "metrics_gone", "metrics_frozen", "metrics_absurd", "describe_lag", "describe_gone", "serving_gone", "publish_gone",
@@ -59,6 +60,7 @@ class Checks:
     _unheld: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     _planned: int = 0
     _launches: tuple[Launch, ...] = ()
+    _poor: set[str] = field(default_factory=set)  # by the last plan, services that their unit's budget keeps small
     _inverted_s: float = 0.0
     _steady_s: float = 0.0
     _tick_s: float = 0.0
@@ -73,6 +75,8 @@ class Checks:
             self._seen = event.observation
         elif isinstance(event, Planned):
             self._planned, self._launches = self.journal.seq, event.plan.launches
+            targets = event.plan.targets
+            self._poor = {each.service for each in targets if any(reason.code in MONEY for reason in each.reasons)}
             self._plan(event.plan, beliefs)
         elif isinstance(event, LaunchTried):
             self._try(event)
@@ -302,12 +306,15 @@ class Checks:
     def tick(self, at_s: float) -> None:
         """After each tick: how long the more important has waited behind the less important, while all was steady.
 
-        Who has nothing but a deadline waits because it may.
+        Whose unit has no money left waits because it must.
         """
         self._tick_s = self.world.scenario.tick_s
-        if any(self.world.faults.active(kind) for kind in UNSTEADY):
+        faults = [fault for fault in self.world.scenario.faults if fault.kind in UNSTEADY]
+        if any(fault.at_s <= at_s <= fault.at_s + fault.for_s for fault in faults):
             self._steady_s = at_s + SETTLES_S
-        behind = [key for key in self.world.scores.behind if self.world.entries[key].slo.deadline_s is None]
+        behind = [
+            key for key in self.world.scores.behind if key not in self._poor and not _may_wait(self.world.entries[key])
+        ]
         self._inverted_s = self._inverted_s + self._tick_s if behind and at_s > self._steady_s else 0.0
         if self._inverted_s > INVERTED_MAX_S:
             text = f"{', '.join(behind)} has waited behind what is less important for {self._inverted_s:.0f} s"
@@ -316,6 +323,13 @@ class Checks:
 
 def _why(launch: Launch, code: str) -> bool:
     return any(reason.code == code for reason in launch.reasons)
+
+
+def _may_wait(entry: Service) -> bool:
+    """Has nothing but a deadline, or is to wait rather than be served by what it could have at once."""
+    words = entry.sacrifice
+    queues = "smaller_variant" in words and "queue" in words and words.index("queue") < words.index("smaller_variant")
+    return entry.slo.deadline_s is not None or queues
 
 
 def _rests(name: str, beliefs: Beliefs, at_s: float) -> bool:
