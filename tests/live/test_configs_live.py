@@ -28,13 +28,13 @@ def on_free_port(config: Path, tmp_path: Path) -> tuple[Path, str]:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.post(f"{url}/v1/chat/completions", json=ASK, timeout=30).is_success
+        return httpx.post(f"{url}/v1/chat/completions", json=ASK, timeout=60).is_success
     except httpx.TransportError:
         return False
 
 
 def check_answer(url: str) -> None:
-    body = httpx.post(f"{url}/v1/chat/completions", json=ASK, timeout=30).raise_for_status().json()
+    body = httpx.post(f"{url}/v1/chat/completions", json=ASK, timeout=60).raise_for_status().json()
     assert body["usage"]["completion_tokens"] == 12
     assert body["choices"][0]["finish_reason"] == "length"
     assert len(body["choices"][0]["message"]["content"].split()) == 12
@@ -51,7 +51,7 @@ def test_serve_run_answers_and_ctrl_c_ends_it(tmp_path: Path) -> None:
             wait_until(lambda: answers(url), 240, "serve run answers a chat request")
             check_answer(url)
             run.send_signal(signal.SIGINT)
-            run.wait(60)
+            run.wait(180)
         finally:
             if run.poll() is None:
                 psutil.Process(run.pid).kill()
@@ -61,7 +61,7 @@ def test_serve_deploy_answers_and_scales_by_the_local_rule(tmp_path: Path) -> No
     with serve_cluster() as cluster:
         config, url = on_free_port(CONFIGS / "quickstart-sim.yaml", tmp_path)
         command = [str(SERVE), "deploy", "-a", cluster.dashboard_url, str(config)]
-        subprocess.run(command, env=cluster.env, check=True, timeout=180, capture_output=True)
+        subprocess.run(command, env=cluster.env, check=True, timeout=300, capture_output=True)
         wait_until(lambda: answers(url), 240, "serve deploy answers a chat request")
         check_answer(url)
         under_load(cluster, url)
@@ -81,7 +81,7 @@ def under_load(cluster: ServeCluster, url: str) -> None:
         async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=40)) as client:
             asked = [asyncio.create_task(ask(client)) for _ in range(20)]
             await asyncio.to_thread(
-                wait_until, lambda: cluster.target("demo.chat.sim") == 3, 20, "three replicas wanted"
+                wait_until, lambda: cluster.target("demo.chat.sim") == 3, 60, "three replicas wanted"
             )
             return await asyncio.gather(*asked)
 

@@ -225,8 +225,8 @@ def test_a_caller_who_leaves_stops_the_engine(door: Door, tmp_path: Path) -> Non
     assert next(iter(stream)).choices[0].text == "hold "
     assert door.metric("running") == 1
     stream.close()
-    wait_until(mark.exists, 5, "the engine is told to stop")
-    wait_until(lambda: door.metric("running") == 0, 5, "the slot is free")
+    wait_until(mark.exists, 30, "the engine is told to stop")
+    wait_until(lambda: door.metric("running") == 0, 30, "the slot is free")
 
 
 def test_prompts_that_engines_know_go_to_the_replica_that_knows_them(door: Door) -> None:
@@ -255,7 +255,7 @@ def test_new_routes_reach_the_running_gateway_and_an_open_stream_goes_on(
     arrivals = door.metric("arrivals_total")
     more = route(ready=0).model_copy(update={"service": "support/more"})
     cluster.deploy(config(int(door.url.rpartition(":")[2]), more))
-    wait_until(lambda: len(door.openai.models.list().data) == 2, 30, "the new route is in force")
+    wait_until(lambda: len(door.openai.models.list().data) == 2, 90, "the new route is in force")
     assert door.metric("arrivals_total") == arrivals, "the same process counts on"
     assert door.metric("running") == 1
     assert door.ask("a b") == "a b "
@@ -295,7 +295,7 @@ def elsewhere() -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(far.app, host="127.0.0.1", port=free_port(), log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
-    wait_until(lambda: server.started, 20, "the endpoint listens")
+    wait_until(lambda: server.started, 60, "the endpoint listens")
     yield f"http://127.0.0.1:{server.config.port}/v1"
     server.should_exit = True
     thread.join(10)
@@ -322,11 +322,11 @@ def test_overflow_takes_what_would_be_late_and_is_left_when_capacity_comes(
         return sum(text.startswith("w0") for text in texts), time.monotonic() - began_s
 
     publish(11, route(ready=1, slots=1, **more))
-    wait_until(lambda: door.health()["plan"] == "fresh", 10, "the plan is taken")
+    wait_until(lambda: door.health()["plan"] == "fresh", 60, "the plan is taken")
     burst()  # the first to be late has the endpoint probed
     spilled, spilled_s = burst()
     publish(12, route(ready=2, slots=8, **more))
-    wait_until(lambda: burst()[0] == 0, 10, "the endpoint is left alone again")
+    wait_until(lambda: burst()[0] == 0, 60, "the endpoint is left alone again")
     own, own_s = burst()
     usd = door.metric("overflow_tokens_total") * overflow.usd_per_1m_tokens / 1e6
     with capsys.disabled():
@@ -341,12 +341,12 @@ def test_plans_on_the_board_open_and_close_the_service(door: Door) -> None:
     import ray
 
     publish(1, route(ready=0, max_queued=0))
-    wait_until(lambda: door.health()["plan"] == "fresh" and not _served(door), 10, "the plan is taken")
+    wait_until(lambda: door.health()["plan"] == "fresh" and not _served(door), 60, "the plan is taken")
     with pytest.raises(RateLimitError) as caught:
         door.ask("a b")
     assert caught.value.response.headers["retry-after"] in ("2", "1")
     publish(2, route(ready=2))
-    wait_until(lambda: door.metric("queued") == 0 and _served(door), 10, "the next plan opens the service")
+    wait_until(lambda: door.metric("queued") == 0 and _served(door), 60, "the next plan opens the service")
     reports = ray.get(get_board(create=True).reports.remote())
     assert len(reports) == 1
 

@@ -111,7 +111,7 @@ def cluster(tmp_path: Path, root: Path) -> Iterator[Cluster]:
     port, dashboard_port = free_port(), free_port()
     address, url = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
     with contextlib.closing(RayServe(address, url)) as serving, head(port, dashboard_port, root):
-        poll(lambda: answers(serving), 40, "head")
+        poll(lambda: answers(serving), 180, "head")
         with local_cloud(address, tmp_path, root) as cloud:
             yield Cluster(url, cloud, serving)
 
@@ -152,7 +152,7 @@ def test_a_replicas_life_on_an_instance_from_join_to_drain(cluster: Cluster) -> 
     assert len(rig.patiently(cluster.serving.metrics_urls)) == 2
     assert engines(cluster.serving, ready) == dict.fromkeys(ready, Measured(value=3.0, at_s=7.0))
     is_emptied_by_a_drain(rig, instance_id)
-    poll(lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 10, "instance ends with raylet")
+    poll(lambda: cluster.cloud.describe(0.0).instances[0].state == "terminated", 60, "instance ends with raylet")
     (instance,) = cluster.cloud.describe(0.0).instances
     assert instance.state_reason.startswith("Client.InstanceInitiatedShutdown")
     assert rig.patiently(cluster.serving.reports) == {}
@@ -165,7 +165,7 @@ def engines(serving: RayServe, ready: set[str]) -> dict[str, Signal]:
     scraper = EngineScraper(serving.metrics_urls, period_s=0.5)
     scraper.start()
     try:
-        poll(lambda: running(scraper).keys() >= ready, 90, "engines' gauges")
+        poll(lambda: running(scraper).keys() >= ready, 180, "engines' gauges")
         return {key: value for key, value in running(scraper).items() if key in ready}
     finally:
         scraper.stop()
@@ -184,8 +184,8 @@ def test_a_new_cluster_at_the_same_address_is_joined(root: Path) -> None:
     with contextlib.closing(RayServe(f"127.0.0.1:{port}", url)) as serving:
         for seq in (1, 2):
             with head(port, dashboard_port, root):
-                poll(lambda: answers(serving), 40, "head")
-                poll(partial(publishes, serving, seq), 40, "the board")
+                poll(lambda: answers(serving), 180, "head")
+                poll(partial(publishes, serving, seq), 60, "the board")
             for call in (serving.reports, lambda: serving.publish(plan(9)), lambda: serving.observe(time.time())):
                 started_s = time.monotonic()
                 with pytest.raises(Transient):

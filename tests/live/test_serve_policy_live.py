@@ -144,7 +144,7 @@ def finish(answers: list[Any]) -> int:
 
 def test_targets_follow_the_plan_within_two_seconds(cluster: ServeCluster, publisher: Publisher) -> None:
     publisher.start({GOOD: 1, OTHER: 1})
-    wait_until(lambda: cluster.target(GOOD) == 1, 10, "the first plan is followed")
+    wait_until(lambda: cluster.target(GOOD) == 1, 60, "the first plan is followed")
     publisher.start({GOOD: 3, OTHER: 2})
     wait_until(lambda: (cluster.target(GOOD), cluster.target(OTHER)) == (3, 2), 2, "targets 3 and 2")
     wait_until(lambda: (cluster.replicas(GOOD), cluster.replicas(OTHER)) == (3, 2), 150, "replicas 3 and 2")
@@ -154,7 +154,7 @@ def test_targets_follow_the_plan_within_two_seconds(cluster: ServeCluster, publi
 
 def test_zero_is_kept_under_load_and_several_start_from_zero(cluster: ServeCluster, publisher: Publisher) -> None:
     publisher.start({GOOD: 0, OTHER: 1})
-    wait_until(lambda: cluster.target(GOOD) == 0 and cluster.replicas(GOOD) == 0, 30, "nothing runs")
+    wait_until(lambda: cluster.target(GOOD) == 0 and cluster.replicas(GOOD) == 0, 120, "nothing runs")
     answers = ask(GOOD, 3, 5)
     with pytest.raises(AssertionError):
         wait_until(lambda: cluster.target(GOOD) != 0, 4, "Serve overrules the plan")
@@ -172,19 +172,19 @@ def test_without_a_plan_the_local_rule_scales_up_under_load_and_down_again(
     with pytest.raises(AssertionError):
         wait_until(lambda: cluster.target(OTHER) != 1, 2, "the load moves an app whose plan is fresh")
     publisher.stop()
-    wait_until(lambda: cluster.target(OTHER) == 3, STALE_AFTER_S + 12, "the local rule answers the load")
+    wait_until(lambda: cluster.target(OTHER) == 3, STALE_AFTER_S + 60, "the local rule answers the load")
     assert finish(answers) == 7000
-    wait_until(lambda: cluster.target(OTHER) == 1, 20, "after the hold it goes down")
+    wait_until(lambda: cluster.target(OTHER) == 1, 60, "after the hold it goes down")
 
 
 def test_a_policy_that_fails_inside_harms_no_other_application(cluster: ServeCluster, publisher: Publisher) -> None:
     publisher.start({})
     wait_until(
-        lambda: cluster.applications()[GOOD]["status"] == "RUNNING", 10, "a plan that names nobody changes nothing"
+        lambda: cluster.applications()[GOOD]["status"] == "RUNNING", 60, "a plan that names nobody changes nothing"
     )
     publisher.stop()
-    wait_until(lambda: cluster.target(GOOD) == 1, STALE_AFTER_S + 20, "the local rule holds the other app's minimum")
+    wait_until(lambda: cluster.target(GOOD) == 1, STALE_AFTER_S + 60, "the local rule holds the other app's minimum")
     answers = ask(GOOD, 10, 700) + ask(BROKEN, 1, 5)
-    wait_until(lambda: cluster.target(GOOD) == 3, 14, "an app beside two broken policies is still scaled")
+    wait_until(lambda: cluster.target(GOOD) == 3, 60, "an app beside two broken policies is still scaled")
     assert cluster.target(BROKEN) == cluster.target(MALFORMED) == 1
     assert finish(answers) == 7005
