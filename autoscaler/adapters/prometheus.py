@@ -22,8 +22,10 @@ from serve_apps.law_metrics import COUNTERS, PREFIX
 from serve_apps.wire import GatewayReport, ServiceCounters, WireError, decode
 
 REPORT_TTL_S = 10.0
-MIN_INTERVAL_S = 0.5  # gateways report once a second; a clock that steps must not make a rate explode
-SILENT_FOR_S = 20.0  # a gateway unheard for longer was replaced, not cut off
+REPORT_PERIOD_S = 1.0  # gateways count their reports, so the number tells how long one has run at least
+MIN_INTERVAL_S = 0.5  # a clock that steps must not make a rate explode
+SILENT_FOR_S = 20.0  # a gateway unheard for longer is taken to be replaced
+KEPT_FOR_S = 3600.0  # but was it only cut off, its next report is read from where it was
 MEAN_OVER_REQUESTS = 100.0  # memory of the mean tokens per request
 SCRAPE_PERIOD_S = 10.0  # a node's endpoint takes a tenth of a second to write its megabyte
 SCRAPE_TIMEOUT_S = 2.0
@@ -83,7 +85,8 @@ class GatewayMetrics:
     def __init__(self, read: Callable[[], Mapping[str, tuple[float, bytes]]]) -> None:
         self._read = read
         self._lock = threading.Lock()
-        self._gateways: dict[str, _Gateway] = {}
+        self._heard: dict[str, _Gateway] = {}
+        self._gateways: dict[str, _Gateway] = {}  # of these, those that count
         self._tokens: dict[str, _Tokens] = {}
         self._called_at_s: float | None = None
 
@@ -94,7 +97,8 @@ class GatewayMetrics:
             fresh = {report.gateway_id: (age_s, report) for age_s, report in _fresh(raw)}
             for age_s, report in fresh.values():
                 self._hear(report, now_s - age_s)
-            self._gateways = {k: g for k, g in self._gateways.items() if now_s - g.heard_at_s <= SILENT_FOR_S}
+            self._heard = {k: g for k, g in self._heard.items() if now_s - g.heard_at_s <= KEPT_FOR_S}
+            self._gateways = {k: g for k, g in self._heard.items() if now_s - g.heard_at_s <= SILENT_FOR_S}
             if not fresh:
                 raise Transient(f"no gateway has reported within {REPORT_TTL_S:g} s", "NoGateway")
             self._called_at_s = now_s
@@ -103,19 +107,21 @@ class GatewayMetrics:
             return tuple(_missing(service, why) if why else self._load(service, now_s) for service in services)
 
     def _hear(self, report: GatewayReport, heard_at_s: float) -> None:
-        """Take in a report. A gateway first heard after an earlier call began since then, with all counters at zero."""
-        known = self._gateways.get(report.gateway_id)
+        """Take in a report. A gateway never heard before has counted since the last call when its number of reports is
+        no more than that time holds; else it ran before, and says only with its next report what came when.
+        """
+        known = self._heard.get(report.gateway_id)
         if known is not None and report.seq <= known.report.seq:
             return
         earlier: dict[str, ServiceCounters] = {}
         if known is not None:
             earlier = {row.service: row for row in known.report.services}
             over_s = report.sent_at_s - known.report.sent_at_s
-        elif self._called_at_s is not None:
-            over_s = heard_at_s - self._called_at_s
         else:
-            self._gateways[report.gateway_id] = _Gateway(report, heard_at_s, None)
-            return
+            over_s = heard_at_s - self._called_at_s if self._called_at_s is not None else 0.0
+            if self._called_at_s is None or report.seq > over_s / REPORT_PERIOD_S + 2.0:
+                self._heard[report.gateway_id] = _Gateway(report, heard_at_s, None)
+                return
         flows = {}
         for row in report.services:
             was = earlier.get(row.service, ServiceCounters(service=row.service))
@@ -130,7 +136,7 @@ class GatewayMetrics:
                 ended_rps=(_ended(row) - _ended(was)) / over_s,
                 met_rps=(row.met - was.met) / over_s,
             )
-        self._gateways[report.gateway_id] = _Gateway(report, heard_at_s, flows)
+        self._heard[report.gateway_id] = _Gateway(report, heard_at_s, flows)
 
     def _blind(self, fresh: Collection[str], now_s: float) -> str:
         """Why the load is not known, or nothing when every gateway that counts was heard twice."""

@@ -193,6 +193,35 @@ def test_a_gateway_that_falls_silent_makes_its_services_missing(board: Board) ->
     assert value(board.chat().arrival_rps) == 3.0
 
 
+def test_a_gateway_that_was_cut_off_is_read_from_where_it_was(board: Board) -> None:
+    """Its counters are of days; read as those of a new gateway they would be a crowd of millions."""
+    board.report("g1", 500_000, arrivals=1_000_000)
+    board.chat()
+    board.now_s += 10
+    board.report("g1", 500_010, arrivals=1_000_020)
+    assert value(board.chat().arrival_rps) == 2.0
+    del board.rows["g1"]
+    for _ in range(6):
+        board.now_s += 10
+        with pytest.raises(Transient):
+            board.chat()
+    board.report("g1", 500_070, arrivals=1_000_200)
+    assert value(board.chat().arrival_rps) == 3.0
+
+
+def test_a_gateway_never_heard_that_has_long_run_says_nothing_with_its_first_report(board: Board) -> None:
+    board.report("g1", 1)
+    board.chat()
+    board.now_s += 10
+    board.report("g1", 11, arrivals=10)
+    board.report("g2", 90_000, arrivals=1_000_000)
+    assert board.chat().arrival_rps == Missing(why="only one report of gateway g2 so far")
+    board.now_s += 10
+    board.report("g1", 21, arrivals=20)
+    board.report("g2", 90_010, arrivals=1_000_030)
+    assert value(board.chat().arrival_rps) == 4.0
+
+
 def test_an_old_report_is_no_report(board: Board) -> None:
     board.report("g1", 1, arrivals=5)
     board.chat()
