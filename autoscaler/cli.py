@@ -54,6 +54,10 @@ TickS = Annotated[float, typer.Option(metavar="SECONDS", help="From one tick to 
 MetricsPort = Annotated[
     int | None, typer.Option(metavar="PORT", help="Prometheus exporter on loopback; none by default.")
 ]
+ConsolePort = Annotated[int | None, typer.Option(metavar="PORT", help="The console on loopback; none by default.")]
+TokenFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Holds the token that an order on the page needs.")
+]
 HttpPort = Annotated[int, typer.Option(metavar="PORT", help="Where the gateway listens, on loopback.")]
 Once = Annotated[bool, typer.Option("--once", help="One tick, then stop.")]
 Folder = Annotated[Path, typer.Argument(parser=_folder, metavar="DIR", help="The folder of policy files.")]
@@ -111,6 +115,9 @@ def up(
     supply: Annotated[Path | None, typer.Option(metavar="FILE", help="Pools instead of the bundled ones.")] = None,
     journal: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to keep the run's journal.")] = None,
     http_port: HttpPort = 8000,
+    console_port: Annotated[
+        int, typer.Option(metavar="PORT", help="Where the console listens, on loopback; any by default.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Of the load.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running; `qm down` ends it.")] = False,
     json_file: Json = None,
@@ -143,6 +150,8 @@ def run(
     engine: EngineKind = "vllm",
     tick_s: TickS = 10.0,
     metrics_port: MetricsPort = None,
+    console_port: ConsolePort = None,
+    console_token_file: TokenFile = None,
     once: Once = False,
     json_file: Json = None,
 ) -> None:
@@ -200,11 +209,12 @@ def status(journal: Journal, json_file: Json = None) -> None:
 def console(
     journal: Journal,
     port: Annotated[int, typer.Option(help="Where the page listens, on loopback; 0 takes a free port.")] = 8270,
+    token_file: TokenFile = None,
 ) -> None:
     """The web page over a journal, of a controller that runs or of a run that is over."""
     from autoscaler.commands.console import console_command
 
-    raise typer.Exit(console_command(journal, port))
+    raise typer.Exit(console_command(journal, port, token_file))
 
 
 @app.command()

@@ -25,6 +25,7 @@ from autoscaler.adapters.journals import Place, open_journal
 from autoscaler.adapters.order_box import OrderBox
 from autoscaler.adapters.policy_folder import PolicyFolder, read_policy
 from autoscaler.adapters.telemetry import PrometheusTelemetry
+from autoscaler.commands.console import check_console, read_token, served
 from autoscaler.commands.outcome import OK, VIOLATED, BadInput, check_json, check_port, write_json
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.defects import defect
@@ -58,7 +59,7 @@ HANG_TICKS, HANG_MIN_S = 30.0, 300.0  # of a tick: far beyond the limits of all 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """What `qm run` was given; paths are as given, `metrics_port` None means no exporter. The local cloud has an
-    address and a token, EC2 has ``cloud/ec2.yaml`` beside the policies.
+    address and a token, EC2 has ``cloud/ec2.yaml`` beside the policies. `console_port` None means no console.
     """
 
     policies: Path
@@ -74,6 +75,8 @@ class RunOptions:
     once: bool
     advise: bool
     json_file: str | None
+    console_port: int | None = None
+    console_token_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,9 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
     check_json(options.json_file)
     if options.metrics_port is not None:
         check_port("--metrics-port", options.metrics_port)
+    token = read_token("--console-token-file", options.console_token_file)
+    if options.console_port is not None:
+        check_console(options.journal, options.console_port)
     read = partial(read_policy, engine=options.engine)
     read(options.policies)
     folder = PolicyFolder(options.policies, read)
@@ -111,6 +117,8 @@ def run_command(options: RunOptions, connect: Callable[[RunOptions], World] | No
             log("journal", repaired=journal.repaired)
         if options.metrics_port is not None:
             telemetry.serve(options.metrics_port)
+        if options.console_port is not None:
+            leaving.enter_context(served(options.journal, options.console_port, token))
         stop = leaving.enter_context(_signals(folder))
         pool = Pool(LAUNCH_WORKERS, options.tick_s / 2.0)
         make = partial(_controller, options, world, journal, folder, _Watch(telemetry), pool)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from autoscaler.console.kept import Kept, counted
 from autoscaler.core.beliefs import EMPTY, Beliefs, InstanceBelief, OfferingBelief
 from autoscaler.core.events import (
     Acted,
@@ -23,6 +24,7 @@ from autoscaler.core.events import (
     LaunchRefused,
     Observed,
     Opened,
+    Ordered,
     Planned,
     PolicyRefused,
     Record,
@@ -31,8 +33,9 @@ from autoscaler.core.learn import learn
 from autoscaler.core.lifecycle import STARTING, InstanceState
 from autoscaler.core.model import Launch, Measured, Missing, Observation, Plan, Replica
 from autoscaler.core.odds import Odds
+from autoscaler.core.orders import in_force
 from autoscaler.core.reasons import Reason
-from autoscaler.explain import words
+from autoscaler.explain import order_words, words
 
 Json = dict[str, Any]
 HISTORY = 360  # points of a service's chart: an hour of ticks
@@ -63,6 +66,7 @@ class View:
     launches: dict[str, Launch] = field(default_factory=dict)  # the last of each service
     log: deque[Json] = field(default_factory=lambda: deque(maxlen=LOG))
     history: dict[str, deque[Json]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=HISTORY)))
+    kept: dict[str, Kept] = field(default_factory=lambda: defaultdict(Kept))
     _targets: dict[tuple[str, str], int] = field(default_factory=dict)
     _plan: Plan | None = None
     _got: Counter[str] = field(default_factory=Counter)  # granted, by launch of the plan
@@ -75,6 +79,8 @@ class View:
         self.beliefs = learn(self.beliefs, event)
         match event:
             case Observed():
+                for load, ended, met in counted(event.observation, self.seen):
+                    self.kept[load.service].add(event.at_s, ended, met)
                 self.seen = event.observation
             case PolicyRefused():
                 self.problems = event.problems
@@ -113,6 +119,8 @@ class View:
                 self._say(event.at_s, "fault", "policy not taken, the last good one stays", "; ".join(event.problems))
             case CheckFailed():
                 self._say(event.at_s, "fault", "a plan broke an invariant, not acted on", "; ".join(event.violations))
+            case Ordered():
+                self._say(event.at_s, "ordered", order_words(event))
             case LaunchGranted():
                 self._say(event.at_s, "granted", f"{len(event.instance_ids)} granted at {event.offering}")
             case LaunchRefused():
@@ -207,6 +215,7 @@ class View:
             "services": services,
             "units": self._units(services),
             "pools": self._pools(),
+            "orders": [order_words(order) for order in in_force(self.beliefs, self.beliefs.at_s)],
             "log": list(reversed(self.log)),
         }
 
@@ -234,7 +243,7 @@ class View:
         for row in self._shortages():
             lacks[row.service] += row.lacking
         for key, unit, entry in policy.services():
-            demand, missing = demands.get(key), short.get(key)
+            demand, missing, kept = demands.get(key), short.get(key), self.kept[key].fraction()
             targets = [row for row in plan.targets if row.service == key] if plan is not None else []
             carries = sum(
                 row.ready * row.capacity_rps_per_replica for row in (plan.routes if plan else ()) if row.service == key
@@ -246,6 +255,8 @@ class View:
                 "goal": entry.goal,
                 "priority": entry.priority,
                 "slo": entry.slo.model_dump(exclude_none=True),
+                "kept": kept,
+                "budget_left": None if kept is None else 1.0 - (1.0 - kept) / (1.0 - entry.slo.fraction),
                 "rps": now.get(key),
                 "planned_rps": demand.arrival_rps if demand is not None else None,
                 "carries_rps": carries,
@@ -354,6 +365,7 @@ class View:
             "history": list(self.history[name]) if name in self.history else [],
             "forecast": fan,
             "ladder": [pools[offering] for offering in alternates if offering in pools],
+            "instances": sorted({row.instance_id for row in _replicas(self.seen) if row.service == name} - {""}),
             "ladder_why": [words(reason) for reason in launch.reasons] if launch is not None else [],
         }
 

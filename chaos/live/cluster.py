@@ -68,6 +68,7 @@ class Setup:
     keep: bool
     launch_s: float = 0.0  # how long the local cloud's launch calls take to answer
     cloud: CloudKind = "local"
+    console_port: int = 0  # 0 takes a free one
 
 
 @dataclass
@@ -89,6 +90,7 @@ class Cluster:
             "runtime_env",
             "cloud",
             "metrics",
+            "console",
         )
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         setup = self.setup
@@ -124,6 +126,16 @@ class Cluster:
     def cloud_url(self) -> str:
         """Where the cloud answers."""
         return self.cloud.place.url
+
+    @property
+    def console_url(self) -> str:
+        """The controller's web page."""
+        return f"http://{HOST}:{self.setup.console_port or self.ports['console']}/"
+
+    @property
+    def console_token_file(self) -> Path:
+        """Holds the token that an order on that page needs."""
+        return self.setup.folder / "console-token"
 
     @property
     def metrics_url(self) -> str:
@@ -205,7 +217,10 @@ class Cluster:
             "tick-s": f"{TICK_S:g}",
             "engine": self.setup.engine,
             "metrics-port": self.ports["metrics"],
+            "console-port": self.setup.console_port or self.ports["console"],
+            "console-token-file": self.console_token_file,
         } | self.cloud.run_options()
+        write_secret(self.console_token_file)
         run = [sys.executable, "-m", "autoscaler.cli", "run"]
         self._start(
             "controller", run + [f"--{name}={value}" for name, value in options.items()], self.cloud.environment()

@@ -30,7 +30,9 @@ MIN_MINUTES, MAX_MINUTES = 1.0, 24 * 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """`qm up`'s options. `policies`, `supply`: None for those that belong to the engine; `http_port`: 0 for any."""
+    """`qm up`'s options. `policies`, `supply`: None for those that belong to the engine; `http_port` and
+    `console_port`: 0 for any.
+    """
 
     engine: Engine = "vllm"
     minutes: float = 6.0
@@ -42,6 +44,7 @@ class Given:
     supply: Path | None = None
     journal: Path | None = None
     http_port: int = 8000
+    console_port: int = 0
     seed: int = 1
 
 
@@ -74,7 +77,7 @@ class Inputs:
 
 def check_inputs(given: Given) -> Inputs:
     """Read and check everything. Raises BadInput with all problems."""
-    problems = [*_option_problems(given), *_port_problems(given.http_port), *_path_problems(given)]
+    problems = [*_option_problems(given), *_ports_problems(given), *_path_problems(given)]
     trace = _trace(given, problems)
     folder = given.policies if given.policies is not None else bundled_policies(given.engine)
     port = given.http_port or processes.free_ports(1)[0]
@@ -115,11 +118,18 @@ def _option_problems(given: Given) -> list[str]:
     return problems
 
 
-def _port_problems(port: int) -> list[str]:
+def _ports_problems(given: Given) -> list[str]:
+    ports = {"--http-port": given.http_port, "--console-port": given.console_port}
+    if given.http_port and given.http_port == given.console_port:
+        return [f"--console-port {given.console_port}: is --http-port, too; give another, or 0 for any free one"]
+    return [problem for option, port in ports.items() for problem in _port_problems(option, port)]
+
+
+def _port_problems(option: str, port: int) -> list[str]:
     if not 0 <= port <= 65535:
-        return [f"--http-port {port}: give a port from 1 to 65535, or 0 for any free one"]
+        return [f"{option} {port}: give a port from 1 to 65535, or 0 for any free one"]
     if port and not processes.port_is_free(port):
-        return [f"--http-port {port}: something listens there; stop it, give another port, or 0 for any free one"]
+        return [f"{option} {port}: something listens there; stop it, give another port, or 0 for any free one"]
     return []
 
 

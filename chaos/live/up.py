@@ -87,6 +87,7 @@ class Run:
                 http_port=self.inputs.http_port,
                 keep=given.keep,
                 cloud=given.cloud,
+                console_port=given.console_port,
             )
         )
         self.watch = Watch(self.cluster.setup.journal)
@@ -123,7 +124,7 @@ class Run:
         cluster.deploy(self.inputs.config)
         cluster.start_controller()
         say(f"controller started, metrics {cluster.metrics_url}; waiting for the first replicas")
-        say(f"watch it on a page: qm console --journal {cluster.setup.journal}")
+        say(f"watch it on a page: {cluster.console_url} (orders need the token in {cluster.console_token_file})")
         self._await_first_replicas()
         self.ready_after_s = time.monotonic() - self.started_s
         say(f"ready: {cluster.gateway_url}/v1 answers for {', '.join(sorted(self.watch.ready()))}")
@@ -284,6 +285,7 @@ class Run:
                 f"still running: gateway {cluster.gateway_url}/v1, controller metrics {cluster.metrics_url}",
                 f"Ray {cluster.ray_address}, dashboard {cluster.dashboard_url}, for both: "
                 f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.ray_token_file}",
+                f"console {cluster.console_url}, token for orders in {cluster.console_token_file}",
                 f"cloud {cluster.cloud_url}, token in {cluster.token_file}",
                 "end it with: qm down",
             ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autoscaler.console.view import View
+from autoscaler.core.events import Ordered
 from policies.model import PolicySet
 from tests.scene import CHAT, Scene, crowd, offering, service, unit
 
@@ -106,3 +107,29 @@ def test_the_page_is_json_and_small_at_200_services_and_60_pools() -> None:
     assert len(view.page()["pools"]) == 60
     assert spent_s < 0.1
     assert len(text) < 350_000
+
+
+def test_what_kept_its_limits_and_what_is_left_of_the_budget_is_told() -> None:
+    made = Scene(units=[unit(service("chat"))], offerings=[offering("pool")])
+    made.load(CHAT, 1.0, met=0.9)
+    made.run(600.0)
+    chat = row(viewed(made).page(), "services", "service", CHAT)
+    assert (chat["kept"], chat["budget_left"]) == pytest.approx((0.9, -1.0))
+    made.load(CHAT, 1.0)
+    made.run(3700.0)
+    chat = row(viewed(made).page(), "services", "service", CHAT)
+    assert (chat["kept"], chat["budget_left"]) == pytest.approx((1.0, 1.0)), "an hour later it is forgotten"
+
+
+def test_an_order_is_in_the_log_and_named_while_it_stands() -> None:
+    made = Scene(units=[unit(service("chat"))], offerings=[offering("pool")])
+    made.run(200.0)
+    now_s = made.clock.at_s
+    order = Ordered(at_s=now_s, who="ann", why="test", verb="freeze", subject=CHAT, until_s=now_s + 300.0)
+    made.controller.ledger.record(order)
+    view = viewed(made)
+    assert view.page()["orders"] == [f"freeze {CHAT} until 01-12 13:55 UTC, by ann: test"]
+    assert view.log[-1]["kind"] == "ordered"
+    assert len((view.service(CHAT) or {})["instances"]) == 1
+    made.run(600.0)
+    assert viewed(made).page()["orders"] == []

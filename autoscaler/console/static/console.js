@@ -16,6 +16,8 @@ function objective(slo) {
   return `${(100 * slo.fraction).toFixed(0)} % ${limits.map(([k, word]) => `${word} ≤ ${slo[k]} s`).join(", ")}`;
 }
 
+const kept = (one) => (one.kept === null ? "–" : `${(100 * one.kept).toFixed(1)} %`);
+
 function rowOf(one) {
   if (rows.has(one.service)) return rows.get(one.service);
   const tr = el("tr"), head = el("th"), pick = el("button", one.service);
@@ -24,7 +26,7 @@ function rowOf(one) {
   pick.addEventListener("click", () => choose(one.service));
   head.append(pick);
   tr.append(head);
-  for (let i = 0; i < 8; i++) tr.append(el("td", "", [1, 2, 3, 4, 5, 7].includes(i) ? "n" : ""));
+  for (let i = 0; i < 9; i++) tr.append(el("td", "", i === 0 || i === 6 ? "" : "n"));
   tr.children[1].className = "state";
   rows.set(one.service, tr);
   return tr;
@@ -38,9 +40,10 @@ function showServices() {
   page.services.forEach((one, i) => {
     const tr = rowOf(one), c = tr.children;
     const cells = [WORDS[one.state], fmt(one.rps), fmt(one.planned_rps), fmt(one.carries_rps), `${one.ready} / ${one.wanted}`,
-      one.short ? `${one.short}${one.expected_at_s ? ` until ~${clock(one.expected_at_s)}` : ""}` : "0", objective(one.slo), fmt(one.usd_per_h)];
+      one.short ? `${one.short}${one.expected_at_s ? ` until ~${clock(one.expected_at_s)}` : ""}` : "0", objective(one.slo), kept(one), fmt(one.usd_per_h)];
     cells.forEach((value, k) => put(c[k + 1], value));
     c[1].dataset.state = one.state;
+    c[8].dataset.state = one.budget_left < 0 ? "short" : "";
     tr.title = one.why;
     tr.setAttribute("aria-current", String(one.service === chosen));
     tr.hidden = (text && !one.service.includes(text)) || (only && !["short", "over", "unseen"].includes(one.state));
@@ -125,6 +128,29 @@ async function showOne() {
     li.style.borderLeftColor = `var(--${p.market})`;
     return li;
   }));
+  const there = $("instance").value;
+  $("instance").replaceChildren(...one.instances.map((name) => Object.assign(el("option", name), { selected: name === there })));
+}
+
+// The token stays in its field: it is sent with the order and kept nowhere.
+async function give(event) {
+  event.preventDefault();
+  const verb = $("verb").value, order = { verb, subject: verb === "drain" ? $("instance").value : chosen, who: $("who").value, why: $("why").value };
+  if (verb !== "unfreeze") order.minutes = Number($("minutes").value);
+  if (verb === "floor") order.replicas = Number($("replicas").value);
+  put($("said"), "…");
+  const headers = { Authorization: `Bearer ${$("token").value}` };
+  try {
+    const answer = await fetch("/api/orders", { method: "POST", headers, body: JSON.stringify(order) });
+    put($("said"), answer.ok ? `${verb} ${order.subject}: given; the controller journals it at its next tick.` : `Not given: ${(await answer.json()).error}.`);
+  } catch { put($("said"), "Not given: the console does not answer, or the token has letters that no token has."); }
+}
+
+function fields() {
+  const verb = $("verb").value;
+  $("instance").parentElement.hidden = verb !== "drain";
+  $("replicas").parentElement.hidden = verb !== "floor";
+  $("minutes").parentElement.hidden = verb === "unfreeze";
 }
 
 function show(next) {
@@ -137,6 +163,8 @@ function show(next) {
   put($("meta"), `${fmt(usd)} USD/h · ${page.at_s ? `${new Date(page.at_s * 1000).toISOString().slice(0, 10)} ${clock(page.at_s)} UTC` : "no record yet"} · record ${page.seq}`);
   $("alarms").hidden = !page.alarms.length;
   $("alarms").replaceChildren(...page.alarms.map((line) => el("li", line)));
+  $("orders").hidden = !page.orders.length;
+  $("orders").replaceChildren(...page.orders.map((line) => el("li", `Ordered: ${line}`)));
   if (page.services.length && !page.services.some((s) => s.service === chosen)) {
     chosen = (page.services.find((s) => ["short", "over"].includes(s.state)) || page.services[0]).service;
   }
@@ -149,6 +177,8 @@ function show(next) {
 }
 
 $("filter").addEventListener("input", () => page && showServices());
+$("order").addEventListener("submit", give);
+$("verb").addEventListener("change", fields);
 $("trouble").addEventListener("change", () => page && showServices());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page && show(page));
 const source = new EventSource("/api/events");
