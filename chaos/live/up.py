@@ -32,7 +32,7 @@ from .status import Snapshot, Status, summary
 from .watch import Watch
 
 FIRST_READY_S = 300.0  # a first vLLM replica takes 45 s alone; several share two cores
-GIVE_BACK_S = 180.0
+GIVE_BACK_S = 240.0  # what is held after a load: a minute's look-back and one and a half leads, of 70 s here
 ENDING_S = 10.0
 LOOK_S = 1.0
 PSS_EVERY_S = 10.0

@@ -17,7 +17,7 @@ import pytest
 from chaos.live import processes
 
 QM = (sys.executable, "-m", "autoscaler.cli")
-WALL_S = 780.0  # what `qm up` allows itself: Ray, 300 s to the first replica, the load, 180 s to give back, the end
+WALL_S = 840.0  # what `qm up` allows itself: Ray, 300 s to the first replica, the load, 240 s to give back, the end
 
 
 @pytest.mark.timeout(WALL_S + 30.0)

@@ -36,9 +36,9 @@ def test_a_delay_shorter_than_the_look_back_cannot_be_written(key: str, tmp_path
         load(tmp_path)
 
 
-@pytest.mark.parametrize("goal", ["latency", "throughput"])
+@pytest.mark.parametrize("goal", ["latency", "throughput", "cost"])
 def test_a_load_that_comes_and_goes_every_minute_does_not_thrash(goal: str) -> None:
-    """ray#26455: what is held is held for longer than the load is looked back at."""
+    """ray#26455: a hold is a lull and a look-back, so that what comes back within half a lead finds its capacity."""
     scene = Scene([unit(service(goal=goal))], [offering("a")])
     for minute in range(60):
         scene.load(CHAT, 6.0 if minute % 2 else 0.5)
