@@ -79,14 +79,19 @@ $(PROMETHEUS)/prometheus:
 
 # Takes about two hours; killed and started again, the scoreboard goes on where it was. `make scoreboard` then writes what
 # was measured into docs/ and README; `make scoreboard BENCH='--older --results DIR'` passes options on.
+proof: export QM_PROOF := build/proof
 proof: install
+	@mkdir -p $(QM_PROOF)
 	$(BIN)/python -m pytest tests/property --hypothesis-profile=proof --timeout=0 --durations=10
 	QM_FORECAST_PROOF=1 $(BIN)/python -m pytest tests/unit/test_forecast_challengers.py -s --timeout=0
 	QM_EC2_SEEDS=2000 QM_EC2_SOCKET_SEEDS=50 $(BIN)/python -m pytest tests/simulation/test_ec2_faults.py --timeout=0
+	QM_JOURNAL_KILLS=1000 $(BIN)/python -m pytest tests/contract/test_journal_contract.py --timeout=0
 	QM_CRASH_STEPS=40 $(BIN)/python -m pytest tests/simulation/test_crash_steps.py --timeout=0
 	$(BIN)/python -m chaos.swarm.mutations
-	$(BIN)/qm chaos --seeds 0:10000 --json build/chaos.json
-	$(BIN)/qm chaos --seeds 0:300 --hours 6 --json build/chaos-long.json
+	$(BIN)/qm chaos --seeds 0:10000 --json $(QM_PROOF)/chaos.json
+	$(BIN)/qm chaos --seeds 0:300 --hours 6 --json $(QM_PROOF)/chaos-long.json
+	$(BIN)/python -m chaos.swarm.soak
+	$(BIN)/python -m chaos.swarm.promises
 	$(BIN)/qm bench --suite public --json build/scoreboard.json --html build/scoreboard.html $(BENCH)
 
 scoreboard: install

@@ -19,6 +19,7 @@ from chaos.replaced import Change, replaced
 from chaos.scenario import scenario_of
 
 from .draw import drawn
+from .promises import keep
 from .run import run
 from .shrink import what_broke
 
@@ -162,13 +163,14 @@ def seen_by(name: str, seeds: range) -> tuple[int, frozenset[str]] | None:
 
 def main() -> int:
     """Every break, or those that are named."""
-    missed = 0
+    seeds: dict[str, int | None] = {}
     for name in sys.argv[1:] or MUTATIONS:
         found = seen_by(name, range(SEEDS))
-        missed += found is None
+        seeds[name] = found[0] if found else None
         text = f"seed {found[0]}: {', '.join(sorted(found[1]))}" if found else f"not seen in {SEEDS} seeds"
         print(f"{name:24} {text}", flush=True)
-    return 1 if missed else 0
+    keep("mutations", seeds)
+    return 1 if None in seeds.values() else 0
 
 
 if __name__ == "__main__":

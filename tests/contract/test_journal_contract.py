@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,10 @@ from pydantic import ValidationError
 from autoscaler.adapters import journal as files
 from autoscaler.adapters.journal import FileJournal, MemoryJournal, read_all
 from autoscaler.core.beliefs import EMPTY
-from autoscaler.core.events import Configured, Opened, PolicyRefused, Snapshot
+from autoscaler.core.events import Configured, LaunchTried, Opened, PolicyRefused, Snapshot
 from autoscaler.core.snapshot import save
 from autoscaler.ports import Journal, Misconfigured, Transient
+from chaos.swarm.promises import keep
 from policies.model import PolicySet
 
 
@@ -255,34 +255,94 @@ def test_a_full_disk_is_transient_and_leaves_no_half_line(tmp_path: Path, monkey
     assert [record.event.at_s for record in journal.read()] == [1.0, 3.0]
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from autoscaler.adapters.journal import FileJournal
-from autoscaler.core.events import PolicyRefused
-journal = FileJournal(Path(sys.argv[1]))
-while True:
-    durable = journal.append(PolicyRefused(at_s=1.0, problems=("x" * 3000,)), durable=True).seq
-    sys.stdout.write(f"{durable}\\n")
-    sys.stdout.flush()
-    for n in range(3):
-        journal.append(PolicyRefused(at_s=1.0, problems=("y" * n * 5000,)), durable=False)
-"""
+# ---- a process of its own -------------------------------------------------------------------------------------------
+KILLS = int(os.environ.get("QM_JOURNAL_KILLS", "40"))
+SMALL_SEGMENT, FEW = 4_000, 24
 
 
-def test_kill_9_twenty_times_loses_nothing_that_was_durable(tmp_path: Path) -> None:
-    promised = 0
-    for kill in range(20):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        for _ in range(1 + kill % 5):
-            promised = int(writer.stdout.readline())
-        writer.send_signal(signal.SIGKILL)
-        rest = writer.stdout.read().splitlines()
-        writer.stdout.close()
-        writer.wait()
-        promised = max([promised, *(int(line) for line in rest if line.isdigit())])
+def forked(work: Callable[[int], None]) -> tuple[int, int]:
+    """A real process that does `work` and tells by a pipe, whose other end is returned with its number."""
+    hears, tells = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(tells)
+        return child, hears
+    try:
+        os.close(hears)
+        work(tells)
+    finally:
+        os._exit(0)
+
+
+def intents(folder: Path, run: int) -> Callable[[int], None]:
+    """Write launch intents that are durable, each told when it is, among notes that are not, over many segments."""
+
+    def work(tells: int) -> None:
+        journal = FileJournal(folder, segment_bytes=SMALL_SEGMENT, keep=FEW)
+        for number in range(100_000):
+            token = f"{run}/{number}"
+            journal.append(LaunchTried(at_s=1.0, intent=token, token=token, offering="a", count=1), durable=True)
+            os.write(tells, f"{token}\n".encode())
+            journal.append(note(number, "y" * (number % 4) * 700), durable=False)
+            journal.roll(lambda: head(1.0))
+
+    return work
+
+
+def test_kill_9_while_it_writes_loses_no_intent_and_leaves_nothing_unreadable(tmp_path: Path) -> None:
+    """Many times over one folder, in writes and in changes of the segment; `$QM_JOURNAL_KILLS` says how often."""
+    luck, last, segments = random.Random(9), 0, set[str]()
+    for run in range(KILLS):
+        child, hears = forked(intents(tmp_path, run))
+        told = os.read(hears, 100)  # it writes now
+        threading.Event().wait(luck.uniform(0.0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        while more := os.read(hears, 100_000):
+            told += more
+        os.close(hears)
+        records = list(read_all(tmp_path))
+        kept = [record.event.token for record in records if isinstance(record.event, LaunchTried)]
+        promised = [
+            token for token in told.decode().split("\n")[:-1] if int(token.split("/")[1]) >= first_kept(kept, run)
+        ]
+        assert promised, "something was promised and is still kept"
+        assert set(promised) <= set(kept)
+        assert [record.seq for record in records] == list(range(records[0].seq, records[-1].seq + 1))
+        assert records[-1].seq > last
+        last = records[-1].seq
+        segments |= {path.name for path in files.segments(tmp_path)}
+        FileJournal(tmp_path).close()  # what is torn is cut off, and the lock is free
+    assert len(segments) > KILLS // 4
+    keep("journal", {"kills": KILLS, "lost": 0})
+
+
+def first_kept(kept: list[str], run: int) -> int:
+    """The first intent of a run that is in segments which are still kept."""
+    return min((int(token.split("/")[1]) for token in kept if token.split("/")[0] == str(run)), default=0)
+
+
+def test_a_disk_that_is_really_full_fails_the_write_and_nothing_else(tmp_path: Path) -> None:
+    """The system's own limit on a file's length: it writes a part of the line, then nothing."""
+
+    def work(tells: int) -> None:
         journal = FileJournal(tmp_path)
-        assert [record.seq for record in read_all(tmp_path)][-1] >= promised
-        journal.close()
-    assert promised > 20
+        journal.append(note(1), durable=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal._size + 30, resource.RLIM_INFINITY))
+        said = ""
+        for number in range(3):
+            try:
+                journal.append(note(number), durable=True)
+            except Transient as error:
+                said += f"{error.code} {error}\n"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        os.write(tells, f"{said}{journal.append(note(4), durable=True).seq}".encode())
+
+    child, hears = forked(work)
+    os.waitpid(child, 0)
+    said = os.read(hears, 10_000).decode().split("\n")
+    os.close(hears)
+    assert said[-1] == "2"
+    assert len(said) == 4
+    assert all(f"journal_unwritable {tmp_path}" in line and "cannot write the journal: " in line for line in said[:3])
+    assert [record.event.at_s for record in read_all(tmp_path)] == [1.0, 4.0]

@@ -17,6 +17,7 @@ from autoscaler.adapters.journal import MemoryJournal
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.events import LaunchGranted, LaunchTried
 from autoscaler.core.learn import fold
+from chaos.swarm.promises import keep
 from chaos.world.drivers import Loop
 from tests.worlds import fault, row, service, unit, world
 
@@ -73,6 +74,9 @@ def outcome(faults: list[dict[str, Any]], left: float | None) -> Outcome:
     return Outcome(wanted, controller.ledger.beliefs, events, staying)
 
 
+tried: list[str] = []
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_crash_changes_neither_what_is_believed_nor_what_is_planned(name: str) -> None:
     lived = outcome(FAULTS[name], None)
@@ -85,3 +89,6 @@ def test_a_crash_changes_neither_what_is_believed_nor_what_is_planned(name: str)
         owned = [key for event in restarted.events if isinstance(event, LaunchGranted) for key in event.instance_ids]
         assert len(owned) == len(set(owned)), left
         assert restarted.staying <= max(lived.staying, 5), left
+    tried.append(name)
+    if len(tried) == len(FAULTS):
+        keep("crashes", {"steps": len(STEPS), "faults": len(FAULTS)})

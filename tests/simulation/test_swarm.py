@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from typer.testing import CliRunner
 from autoscaler.cli import app
 from chaos.faults import KINDS
 from chaos.scenario import load_scenario, scenario_of
-from chaos.swarm.command import ChaosReport, one
+from chaos.swarm import promises
+from chaos.swarm.command import ChaosReport, one, report_of
 from chaos.swarm.draw import HOUR, LONG, Size, drawn
 from chaos.swarm.mutations import MUTATIONS, seen_by
 from chaos.swarm.run import Run, run
 from chaos.swarm.shrink import shrunk, what_broke
+from chaos.swarm.soak import Day, judged, soak
 
 CORPUS = sorted((Path(__file__).parents[1] / "corpus").glob("*.yaml"))
 SEEDS = int(os.environ.get("QM_CHAOS_SEEDS", "3"))
@@ -127,6 +130,51 @@ def test_a_failure_is_made_as_small_as_what_causes_it() -> None:
     small = shrunk(data, 500, judge)
     assert [fault["kind"] for fault in small["faults"]] == [cause]
     assert (len(small["supply"]), len(small["demand"])) == (3, 1)
+
+
+def test_readmes_promises_are_written_from_the_results_and_say_what_does_not_hold(tmp_path: Path) -> None:
+    report = report_of([Run(seed=1, kinds=("dry",), violations=(), settled_after_s=60.0, transitions=("a > b",))], 1.0)
+    results = {
+        "chaos": json.loads(report.model_dump_json()),
+        "mutations": {"hold_removed": 3, "drain_skipped": None},
+        "journal": {"kills": 1000, "lost": 0},
+        "crashes": {"steps": 40, "faults": 9},
+        "soak": asdict(judged([Day(day=n, rss_mib=200.0, journal_mib=5.0, tick_ms=20.0) for n in range(8)], 80, 400)),
+    }
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(f"before\n{promises.BEGIN}\nold\n{promises.END}\nafter\n")
+    promises.publish(results, tmp_path)
+    readme = (tmp_path / "README.md").read_text()
+    assert (readme[:7], readme[-6:]) == ("before\n", "after\n")
+    held = {line.split(" | ")[0][2:]: line.endswith("| yes |") for line in readme.splitlines() if " | " in line}
+    assert held.pop("what must hold") is False
+    assert held == {
+        "no promise is broken at any tick": True,
+        "after the last fault all comes to rest": True,
+        "every fault and every change is met": False,
+        "the checkers see what they are for": False,
+        "no launch intent is lost, no journal unreadable": True,
+        "a crash changes neither beliefs nor plan": True,
+        "nothing grows": True,
+    }
+    assert "| drain skipped | never |" in (tmp_path / "docs" / "promises.md").read_text()
+
+
+def test_what_grows_over_the_days_is_a_problem() -> None:
+    def days(rss: float, tick: float, journal: float) -> list[Day]:
+        return [
+            Day(day=n, rss_mib=200.0 + rss * n, tick_ms=20.0 + tick * n, journal_mib=journal) for n in range(12)
+        ]  # fmt: skip
+
+    assert judged(days(0.0, 0.0, 6.0), 1, 1).problems == ()
+    assert [text.split(" ")[0] for text in judged(days(9.0, 2.0, 40.0), 1, 1).problems] == ["memory", "a", "the"]
+
+
+def test_months_are_made_of_bad_days_and_run(tmp_path: Path) -> None:
+    found, (day,) = soak(1, 1800.0, tmp_path)
+    assert (found.days, found.ticks, found.problems) == (1, 48, ())
+    assert found.records > 100
+    assert 0.0 < day.journal_mib < 6.0
 
 
 def test_qm_chaos_goes_on_where_it_was_and_reports(tmp_path: Path) -> None:
