@@ -20,6 +20,7 @@ from autoscaler.core.coldstart import boot_s, load_s
 from autoscaler.core.lifecycle import STARTING, InstanceState
 from autoscaler.core.model import Idle, Measured, Missing, Observation, Plan, Replica, ServingView, Signal
 from autoscaler.core.odds import Odds
+from autoscaler.core.orders import in_force
 from autoscaler.core.spend import rates_usd_per_h
 from policies.model import PolicySet, Unit
 
@@ -237,6 +238,12 @@ SERIES: tuple[Series, ...] = (
         lambda now: (((service,), made.coverage) for service, made in now.beliefs.forecasts.items()),
     ),
     Series(
+        "qm_forecast_failed",
+        "1 while the forecast in force is an older one, because the newest raised",
+        SERVICE,
+        lambda now: (((service,), bool(made.failed)) for service, made in now.beliefs.forecasts.items()),
+    ),
+    Series(
         "qm_lead_seconds",
         "The shortest way to more capacity, boot and load at P90",
         SERVICE,
@@ -365,6 +372,10 @@ SERIES: tuple[Series, ...] = (
         "1 while the policy folder holds a refused policy",
         (),
         lambda now: [((), now.beliefs.policy_refused)],
+    ),
+    Series("qm_defect", "1 while an event is not learnt", (), lambda now: [((), bool(now.beliefs.defect))]),
+    Series(
+        "qm_orders", "Operators' orders in force", (), lambda now: [((), len(in_force(now.beliefs, now.beliefs.at_s)))]
     ),
     Series("qm_plan_seq", "The journal's number of the newest plan", (), lambda now: [((), now.plan_seq)]),
     Series("qm_plan_at", "UTC seconds of the newest plan", (), lambda now: [((), now.plan.at_s)]),

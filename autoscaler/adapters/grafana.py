@@ -105,6 +105,7 @@ PANELS: tuple[Panel, ...] = (
             (f"qm_lead_seconds{{{MINE}}}", "{{service}} lead, s"),
         ),
     ),
+    Panel(title="Orders in force", rows=(("qm_orders", "orders"),)),
     Panel(title="Odds of a grant", rows=(("qm_pool_odds", "{{offering}}"),), unit="percentunit"),
     Panel(
         title="Rest left",

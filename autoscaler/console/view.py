@@ -228,6 +228,9 @@ class View:
         yield from (f"not seen: {line}" for line in self._blind())
         yield from (f"policy refused, the last good one stays: {line}" for line in self.problems)
         yield from (f"plan not acted on: {line}" for line in self.violations)
+        yield from (f"not learnt: {line}" for line in (self.beliefs.defect,) if line)
+        failed = sorted(row.service for row in self.beliefs.forecasts.values() if row.failed)
+        yield from (f"forecast failed, the one before is used: {service}" for service in failed)
 
     def _services(self) -> Iterator[Json]:
         policy, plan = self.beliefs.policy, self.beliefs.last_plan

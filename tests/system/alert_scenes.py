@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from autoscaler.adapters.telemetry import PrometheusTelemetry
-from autoscaler.core.events import CheckFailed
+from autoscaler.core.events import CheckFailed, Opened
 from autoscaler.core.model import CloudView
 from autoscaler.ports import Broken, Transient
 from policies.model import PolicySet
@@ -172,6 +172,18 @@ def smouldering() -> Tape:
     return made.play(180.0)
 
 
+def defective() -> Tape:
+    """Learning trips over every listing."""
+    made = tape().play(15.0)
+    ledger = made.scene.controller.ledger
+
+    def trip() -> None:
+        ledger.beliefs = replace(ledger.beliefs, defect="defect: KeyError: 'p3'")
+        made.telemetry.event(Opened(at_s=0.0, run_id="r", schema_version=1, versions=()), ledger.beliefs)
+
+    return made.play(5.0, trip, ticks=False)
+
+
 def silent() -> Tape:
     return tape().play(15.0).play(10.0, ticks=False)
 
@@ -200,6 +212,7 @@ CASES = (
     Case("QmBudgetBinds", poor, (HERE | {"code": "budget"},), 29.0),
     Case("QmMonthNearlySpent", month, ({"unit": "support"},), 44.0),
     Case("QmPolicyRefused", refused, ({},), 20.0),
+    Case("QmDefect", defective, ({},), 18.0),
     Case("QmPlanBrokeInvariant", broken, ({},), 18.0),
     Case("QmControllerSilent", silent, ({},), 24.0),
 )
