@@ -39,6 +39,7 @@ from autoscaler.explain import order_words, words
 
 Json = dict[str, Any]
 HISTORY = 360  # points of a service's chart: an hour of ticks
+LEVEL_S = 60.0
 LOG = 100  # newest lines of the decision log
 MARKETS = ("odcr", "block", "interruptible", "spot", "on_demand")  # supply is stacked in this order
 
@@ -270,9 +271,17 @@ class View:
                 "short": lacks[key],
                 "expected_at_s": missing.expected_at_s if missing is not None else None,
                 "usd_per_h": round(cost.get(key, 0.0), 4),
-                "state": _state(missing, now.get(key), carries, ready[key], sum(row.wanted for row in targets)),
+                "state": _state(
+                    missing, self._level(key, now.get(key)), carries, ready[key], sum(row.wanted for row in targets)
+                ),
                 "why": _why(missing.reasons if missing is not None else demand.reasons if demand is not None else ()),
             }
+
+    def _level(self, service: str, rps: float | None) -> float | None:
+        """The mean rate of the last minute where it is seen now: a single tick's is mostly chance."""
+        known = self.beliefs.services.get(service)
+        rates = [row.arrival_rps for row in known.history if row.at_s > self.beliefs.at_s - LEVEL_S] if known else []
+        return sum(rates) / len(rates) if rates and rps is not None else rps
 
     def _cost_by_service(self) -> dict[str, float]:
         """Each instance's price, shared by GPUs among the replicas on it; what nobody uses is under the empty name."""

@@ -22,10 +22,11 @@ LONGEST_S = 7 * 86_400.0  # whatever is wanted for longer belongs into the polic
 def ordered(beliefs: Beliefs, event: Ordered) -> Beliefs:
     """The orders that stand after one more. A newer one replaces the older of its kind on the same subject."""
     orders = {key: order for key, order in beliefs.orders.items() if order.until_s > event.at_s}
-    if event.verb == "freeze" and beliefs.last_plan is not None:
-        wanted = sum(row.wanted for row in beliefs.last_plan.targets if row.service == event.subject)
-        event = replace(event, replicas=wanted)
+    targets = beliefs.last_plan.targets if beliefs.last_plan is not None else ()
     lifts = event.verb == "unfreeze" or (event.verb == "floor" and not event.replicas)
+    if event.verb == "freeze":
+        lifts = not any(row.service == event.subject for row in targets)  # nothing was given yet that could stay
+        event = replace(event, replicas=sum(row.wanted for row in targets if row.service == event.subject))
     key = _key("freeze" if event.verb == "unfreeze" else event.verb, event.subject)
     orders.pop(key, None)
     if not lifts and event.until_s > event.at_s:

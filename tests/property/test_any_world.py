@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.core.decide import decide
-from autoscaler.core.events import EVENT, PLAN, LaunchGranted, Observed, Planned
+from autoscaler.core.events import EVENT, PLAN, CheckFailed, LaunchGranted, Observed, Ordered, Planned
 from autoscaler.core.learn import EMPTY, fold, learn
+from autoscaler.loop import judge
 from autoscaler.ports import PortError, Throttled, Transient
 from policies.model import Variant
 from tests.scene import Scene, offering, service, unit
@@ -23,6 +23,13 @@ steps = st.lists(
         st.tuples(st.just("reclaim"), st.integers(0, 9), st.sampled_from([30.0, 120.0])),
         st.tuples(st.just("blind"), st.sampled_from(["a/x", "b/y"])),
         st.tuples(st.just("fail"), st.sampled_from(["cloud", "serving", "metrics"]), st.booleans()),
+        st.tuples(
+            st.just("order"),
+            st.sampled_from(["freeze", "unfreeze", "floor", "drain"]),
+            st.sampled_from(["a/x", "b/y"]),
+            st.integers(0, 8),
+            st.sampled_from([5.0, 60.0, 300.0]),
+        ),
         st.tuples(st.just("lose")),
         st.tuples(st.just("restart")),
         st.tuples(st.just("wait"), st.integers(1, 30)),
@@ -61,11 +68,23 @@ def apply(scene: Scene, step: tuple[Any, ...]) -> None:
     elif kind == "fail":
         error: PortError = Throttled("slow down") if args[1] else Transient("no answer")
         getattr(scene, args[0]).failures = [error]
+    elif kind == "order":
+        order(scene, *args)
     elif kind == "lose":
         scene.cloud.lose_replies = 1
     elif kind == "restart":
         scene.start()
     scene.run(10.0 * args[0] if kind == "wait" else 10.0)  # asserts that no plan broke its check
+
+
+def order(scene: Scene, verb: Any, subject: str, number: int, for_s: float) -> None:
+    """An operator's order, whether it makes sense or not; `number` is a floor, or which instance to drain."""
+    if verb == "drain":
+        held = sorted(scene.beliefs.instances) or ["i-none"]
+        subject = held[number % len(held)]
+    now_s = scene.clock.at_s
+    given = {"verb": verb, "subject": subject, "replicas": number, "until_s": now_s + for_s}
+    scene.controller.ledger.record(Ordered(at_s=now_s, who="w", why="w", **given))
 
 
 @settings(deadline=None)
@@ -106,7 +125,8 @@ def test_every_plan_is_remade_from_the_journal_byte_for_byte(script: list[tuple[
         if isinstance(event, Planned):
             assert observation is not None
             assert beliefs.policy is not None
-            made = decide(observation, beliefs.policy, beliefs, event.at_s, event.plan.id)
+            made = judge(observation, beliefs.policy, beliefs, event.at_s, event.plan.id)
+            assert not isinstance(made, CheckFailed)
             assert PLAN.dump_json(made) == PLAN.dump_json(event.plan)
         if isinstance(event, Observed):
             observation = event.observation
