@@ -39,7 +39,8 @@ INVERTED_MAX_S = 300.0  # a place is taken, a model loads: what comes after that
 UNSTEADY = (  # while these act, and for a while after, the more important may wait
     "metrics_gone", "metrics_frozen", "metrics_absurd", "describe_lag", "describe_gone", "serving_gone", "publish_gone",
     "controller_down", "second_controller", "journal_full", "throttle", "clock_step", "clock_drift", "policy_bad",
-    "policy_change", "load_hang", "load_fail", "load_slow", "price_gone", "describe_twice", "node_slow",
+    "policy_change", "load_hang", "load_fail", "load_slow", "price_gone", "describe_twice", "node_slow", "ambiguous",
+    "launch_error",
 )  # fmt: skip
 SETTLES_S = 600.0
 
