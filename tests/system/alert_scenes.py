@@ -1,4 +1,4 @@
-"""Runs of the loop over fakes, one made for each alert, as the series that a Prometheus would have scraped.
+"""Runs of the loop, one made for each alert over fakes and shipped scenarios, as what a Prometheus would have scraped.
 
 Time begins at 1,000 s, so that promtool's clock and the scene's agree.
 """
@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from autoscaler.adapters.journal import read_all
 from autoscaler.adapters.telemetry import PrometheusTelemetry
-from autoscaler.core.events import CheckFailed, Opened
+from autoscaler.core.events import CheckFailed, Opened, Planned
+from autoscaler.core.learn import EMPTY, learn
 from autoscaler.core.model import CloudView
 from autoscaler.ports import Broken, Transient
+from chaos.scenario import load_scenario
+from chaos.world import simulate
 from policies.model import PolicySet
 from tests.fakes import FakeClock
 from tests.repo.test_metric_names import rules, used
 from tests.scene import CHAT, TICK_S, Scene, offering, service, unit
 
 START_S = 1000.0
+INSTANTS = ("_at", "_until")
 OTHER = "support/other"
 
 
@@ -40,30 +46,49 @@ class Tape:
             before()
             if ticks:
                 self.scene.controller.tick()
-            self.scrapes.append(self._scraped())
+            self.scrapes.append(scraped(self.telemetry))
             self.scene.clock.advance(TICK_S)
         return self
 
-    def _scraped(self) -> dict[str, float]:
-        rows: dict[str, float] = {}
-        for family in self.telemetry.registry.collect():
-            for sample in family.samples:
-                labels = ",".join(f'{name}="{text}"' for name, text in sorted(sample.labels.items()))
-                rows[f"{sample.name}{{{labels}}}"] = sample.value
-        return rows
-
     def series(self) -> list[dict[str, str]]:
-        """promtool's input_series, of what rules ask for: one value a tick since time 0, `_` where there was none."""
-        asked = {name for kind in ("record", "alert") for rule in rules(kind) for name in used(rule["expr"])}
-        names = sorted({name for scrape in self.scrapes for name in scrape if name.partition("{")[0] in asked})
-        blank = ["_"] * round(START_S / TICK_S)
-        return [
-            {
-                "series": name,
-                "values": " ".join(blank + [f"{s[name]:.17g}" if name in s else "_" for s in self.scrapes]),
-            }
-            for name in names
-        ]
+        """What a Prometheus would have seen."""
+        return as_series(self.scrapes, START_S, TICK_S)
+
+
+def scraped(telemetry: PrometheusTelemetry, begun_s: float = 0.0) -> dict[str, float]:
+    """Every sample by its name and labels, instants counted from `begun_s`."""
+    rows: dict[str, float] = {}
+    for family in telemetry.registry.collect():
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{text}"' for name, text in sorted(sample.labels.items()))
+            since_s = begun_s if sample.name.endswith(INSTANTS) else 0.0
+            rows[f"{sample.name}{{{labels}}}"] = max(0.0, sample.value - since_s)
+    return rows
+
+
+def as_series(scrapes: list[dict[str, float]], first_s: float, every_s: float) -> list[dict[str, str]]:
+    """promtool's input_series, of what rules ask for: one value a scrape since time 0, `_` where there was none."""
+    asked = {name for kind in ("record", "alert") for rule in rules(kind) for name in used(rule["expr"])}
+    names = sorted({name for scrape in scrapes for name in scrape if name.partition("{")[0] in asked})
+    blank = ["_"] * round(first_s / every_s)
+    return [
+        {"series": name, "values": " ".join(blank + [f"{s[name]:.17g}" if name in s else "_" for s in scrapes])}
+        for name in names
+    ]
+
+
+def simulated(name: str, folder: Path, *overrides: str) -> list[dict[str, str]]:
+    """What a Prometheus would have seen of our controller in a shipped scenario, from its journal."""
+    simulate(load_scenario(name, overrides), "ours", 1, journal=folder)
+    telemetry, beliefs, begun_s = PrometheusTelemetry(), EMPTY, 0.0
+    scrapes = []
+    for record in read_all(folder):
+        beliefs = learn(beliefs, record.event)
+        telemetry.event(record.event, beliefs)
+        if isinstance(record.event, Planned):
+            begun_s = begun_s or record.event.at_s
+            scrapes.append(scraped(telemetry, begun_s - START_S))
+    return as_series(scrapes, START_S, TICK_S)
 
 
 def tape(price: float = 1.0, market: str = "on_demand", **limits: float) -> Tape:

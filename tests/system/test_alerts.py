@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.repo.test_metric_names import RULES, rules
-from tests.system.alert_scenes import CASES, START_S, Case, calm
+from tests.system.alert_scenes import CASES, START_S, Case, calm, simulated
 from tests.system.prometheus_server import binary
 
 ALERTS = {rule["alert"]: rule for rule in rules("alert")}
@@ -53,3 +53,18 @@ def test_it_fires_in_the_run_that_was_made_for_it_and_not_before(case: Case, tmp
 def test_all_are_silent_in_calm(tmp_path: Path) -> None:
     asked = [expected(alert, minutes) for alert in ALERTS for minutes in (2.0, 10.0, 25.0, 44.0)]
     assert promtool(tmp_path, calm().series(), asked) == ""
+
+
+def test_all_are_silent_in_the_calm_scenario_once_its_first_replicas_are_ready(tmp_path: Path) -> None:
+    """An hour of 82 requests a second. Its first minutes are a cold start, in which every request is missed."""
+    asked = [expected(alert, minutes) for alert in ALERTS for minutes in (16.0, 30.0, 45.0, 59.0)]
+    assert promtool(tmp_path, simulated("calm", tmp_path / "journal"), asked) == ""
+
+
+def test_what_is_blind_in_the_blind_scenario_is_told_while_it_is(tmp_path: Path) -> None:
+    """The gateways' reports are gone from 90 to 105 minutes."""
+    chat = {"service": "support/chat"}
+    asked = [expected("QmServiceBlind", minutes) for minutes in (60.0, 89.0, 110.0)]
+    asked.append(expected("QmServiceBlind", 100.0, chat))
+    series = simulated("blind", tmp_path / "journal", "duration_s=6700")
+    assert promtool(tmp_path, series, asked) == ""
