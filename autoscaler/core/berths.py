@@ -108,7 +108,6 @@ class Need:
     reasons: list[Reason] = field(default_factory=list)
     queue_s: float = 0.0  # how long its requests may wait before a smaller variant is used
     using: tuple[Option, ...] = ()  # what its next replicas may be
-    standing: int = 0  # replicas that there are now, wherever
     claims: bool = True  # False for what is more than its demand: that takes nothing of others
 
     def __post_init__(self) -> None:
@@ -173,11 +172,7 @@ class Need:
 
     @property
     def unsteady(self) -> int:
-        """Replicas that stand in for those which the on-demand floor wants elsewhere. Who has as many as it may has no
-        room for one more beside them, and Serve moves none: an instance for it would stay empty.
-        """
-        if self.standing >= self.entry.max_replicas:
-            return 0
+        """Replicas that stand in for those which the on-demand floor wants elsewhere."""
         return max(0, min(self.entry.on_demand_floor, self.replicas) - self.steady)
 
     def up_to(self, tier: int) -> tuple[Option, ...]:

@@ -95,7 +95,6 @@ def _needs(
         for unit in policy.units
     }
     served = {replica.service for replica in presence.replicas if replica.ready}
-    standing = presence.by_service()
     needs = []
     for demand, (key, unit, entry) in zip(asked, policy.services(), strict=True):
         tiers = _tiers(entry)
@@ -116,7 +115,6 @@ def _needs(
                 purse=purses[unit.unit],
                 options=options,
                 queue_s=_queue_s(entry, demand.lead_s),
-                standing=standing.get(key, 0),
                 pressing=1.0 if waits else 1.0 - demand.quantile,  # only what is beyond the quantile is missed
             )
         )
