@@ -22,6 +22,7 @@ from autoscaler.commands.outcome import BAD_INPUT, OK, BadInput, check_json, che
 from autoscaler.commands.promises import broken_promises
 from autoscaler.render import Engine, differences, serve_config
 from policies.load import Origin, PolicyProblems, origins
+from policies.problems import Problem, Problems
 from serve_apps.wire import GATEWAY_APP, split_app
 
 APPLICATIONS_PATH = "/api/serve/applications/"
@@ -31,14 +32,14 @@ Schema = Callable[[], dict[str, Any]]
 
 
 def check_command(folder: Path, resolved: bool = False, json_out: str | None = None) -> int:
-    """Reads everything in `folder` and prints what is wrong, or with `resolved` every value in force and its origin."""
+    """Reads everything in `folder` and prints what is wrong, or with `resolved` every value in force and its origin.
+
+    Everything: the units, the catalogue's overrides, and ``cloud/ec2.yaml`` where there is one.
+    """
     check_json(json_out)
     try:
-        found, _ = _rendered(folder, "vllm")
-        broken = broken_promises(found)
-        if broken:
-            raise located(folder, CatalogueProblems(broken))
-    except PolicyProblems as error:
+        found = _checked(folder)
+    except Problems as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
         _write(json_out, {"problems": [asdict(problem) for problem in error.problems], "violations": []})
@@ -93,6 +94,34 @@ def schema_command(name: str, extra: Mapping[str, Schema] | None = None) -> int:
         raise BadInput(f"schema {name}: is not a format; choose one of {', '.join(sorted(known))}")
     print(json.dumps(known[name](), indent=2))
     return OK
+
+
+def _checked(folder: Path) -> Resolved:
+    """Everything in `folder`. Raises Problems with those of the policies and of the cloud's file together."""
+    problems: list[Problem] = []
+    try:
+        found, _ = _rendered(folder, "vllm")
+        if broken := broken_promises(found):
+            raise located(folder, CatalogueProblems(broken))
+    except PolicyProblems as error:
+        problems += error.problems
+    problems += _cloud_problems(folder / "cloud" / "ec2.yaml")
+    if problems:
+        raise Problems(problems)
+    return found
+
+
+def _cloud_problems(path: Path) -> tuple[Problem, ...]:
+    """What is wrong with the cloud's file at `path`; nothing where there is none. A link that leads nowhere is one."""
+    if not path.exists() and not path.is_symlink():
+        return ()
+    from autoscaler.adapters.ec2.load import load_ec2  # costs time that a folder without a cloud need not spend
+
+    try:
+        load_ec2(path.parent.parent)
+    except Problems as error:
+        return error.problems
+    return ()
 
 
 def _rendered(folder: Path, engine: Engine, http_port: int = 8000) -> tuple[Resolved, dict[str, Any]]:
