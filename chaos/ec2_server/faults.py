@@ -13,6 +13,7 @@ FaultKind = Literal[
     "hang",  # it is done, and no answer comes until the client gives up
     "duplicate",  # the network delivers it twice
     "html",  # a proxy answers with a page, nothing is done
+    "page",  # a gateway that wants a login answers with a page, well-formed and with status 200; nothing is done
     "garbled",  # it is done, and the answer is cut off
 ]
 

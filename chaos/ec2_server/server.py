@@ -17,6 +17,7 @@ from chaos.ec2_server.state import Account, Refusal, Region
 
 LONGEST_POLL_S = 20.0
 HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>Bad Gateway</h1></body></html>"
+PAGE = b'<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml"><body><p>Please log in.</p></body></html>'
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, UnicodeDecodeError)
 
 
@@ -79,10 +80,12 @@ class Ec2Server:
 
     def _spoilt(self, fault: Fault, asked: _Asked) -> Reply:
         refused = self._refused(asked.dialect, Refusal(fault.code, "injected", fault.status))
-        if fault.kind in ("error", "html", "lost_before"):
+        if fault.kind in ("error", "html", "page", "lost_before"):
             self.account.regions[asked.region].log.append((self.now_s(), asked.action))
             if fault.kind == "html":
                 return Reply(502, HTML)
+            if fault.kind == "page":
+                return Reply(200, PAGE)
             return refused if fault.kind == "error" else Reply(0, b"", "lost")
         done = self._answer(asked)
         if fault.kind == "duplicate":

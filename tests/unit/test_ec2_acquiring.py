@@ -111,7 +111,9 @@ def test_what_is_wrong_everywhere_is_said_to_be_so(change: dict[str, Any], code:
 
 
 # ---- open answers ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["lost_after", "error_after", "garbled", "hang", "duplicate", "lost_before", "html"])
+@pytest.mark.parametrize(
+    "kind", ["lost_after", "error_after", "garbled", "hang", "duplicate", "lost_before", "html", "page"]
+)
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_open_answer_is_settled_without_a_second_launch(kind: str, times: int) -> None:
     with ec2() as rig:
@@ -143,6 +145,21 @@ def test_an_answer_in_html_is_open_and_a_hanging_endpoint_ends() -> None:
         rig.fault("hang", "DescribeInstances", 20)
         with pytest.raises(Transient):
             rig.cloud.describe(rig.clock.now_s())
+
+
+def test_a_login_page_is_not_an_empty_account() -> None:
+    """A listing that only such a page answers would end every instance in the books, and all would be bought anew."""
+    with ec2() as rig:
+        (instance_id,) = rig.cloud.launch("od-a", 1, "t")
+        rig.clock.advance(30.0)
+        assert rig.states() == {instance_id: "running"}
+        rig.fault("page", "*", 1000)
+        for _ in range(60):
+            rig.clock.advance(30.0)
+            with pytest.raises(Transient, match="none of EC2's"):
+                rig.states()
+        rig.server.faults.clear()
+        assert rig.states() == {instance_id: "running"}
 
 
 def test_not_found_just_after_a_launch_is_not_death() -> None:

@@ -154,6 +154,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("error", {"code": "OptInRequired", "status": 403}, "OptInRequired", "enable the region"),
     ("error", {"code": "GpusSoldOut", "status": 400}, "GpusSoldOut", "look the code up"),
     ("html", {}, "502", "check the route, the proxy"),
+    ("page", {}, "ResponseParserError", "something else than AWS answered"),
+    ("error", {"code": "403", "status": 403}, "403", "check the route, the proxy"),
     ("hang", {}, "ReadTimeoutError", "check the route, the proxy"),
     ("lost_before", {}, "ConnectionClosedError", "check the route, the proxy"),
     ("garbled", {}, "ResponseParserError", "something else than AWS answered"),

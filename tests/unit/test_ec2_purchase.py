@@ -76,7 +76,7 @@ def test_a_name_buys_once(shop: Shop) -> None:
     assert shop.buyer().buy("summer", block) != first
 
 
-@pytest.mark.parametrize("kind", ["lost_after", "error_after", "garbled", "hang", "html", "lost_before"])
+@pytest.mark.parametrize("kind", ["lost_after", "error_after", "garbled", "hang", "html", "page", "lost_before"])
 @pytest.mark.parametrize("crash", [False, True])
 def test_an_open_answer_is_settled_by_looking_and_never_sent_again(shop: Shop, kind: str, crash: bool) -> None:
     block = shop.for_sale()[0]
@@ -92,7 +92,7 @@ def test_an_open_answer_is_settled_by_looking_and_never_sent_again(shop: Shop, k
             assert not shop.bought
         shop.rig.clock.advance(60.0)
     assert shop.rig.calls("PurchaseCapacityBlock") == 1
-    assert len(shop.bought) == (kind not in ("html", "lost_before"))
+    assert len(shop.bought) == (kind not in ("html", "page", "lost_before"))
 
 
 def test_what_no_listing_shows_after_the_lag_was_not_bought_and_wants_a_new_name(shop: Shop) -> None:

@@ -16,6 +16,7 @@ from autoscaler.commands.outcome import OK, VIOLATED, BadInput
 from autoscaler.commands.run import connect_cluster, run_command
 from autoscaler.commands.status import status_command
 from autoscaler.core.events import Planned
+from autoscaler.ports import Misconfigured
 from chaos.ec2_server import Account, Ec2Server, Fault
 from tests.ec2_rig import EAST, door, region
 from tests.s3_fake import FakeS3
@@ -77,6 +78,8 @@ def refused(policies: Path, **changes: Any) -> list[str]:
         (Fault("error", "*", 99, code="ExpiredToken", status=403), "(ExpiredToken); renew the credentials"),
         (Fault("error", "DescribeSubnets", 99, code="UnauthorizedOperation", status=403), "deploy/README.md lists"),
         (Fault("html", "*", 99), "check the route, the proxy"),
+        (Fault("page", "*", 99), "(ResponseParserError); something else than AWS answered"),
+        (Fault("garbled", "*", 99), "(ResponseParserError); something else than AWS answered"),
         (Fault("lost_before", "*", 99), "check the route, the proxy"),
     ],
 )
@@ -87,6 +90,7 @@ def test_what_ec2_answers_is_one_line_with_the_file_and_a_remedy(
     (problem,) = refused(policies)
     assert problem.startswith(f"{policies}/cloud/ec2.yaml: ")
     assert words in problem
+    assert "\n" not in problem
 
 
 def test_a_wrong_secret_is_told_from_a_wrong_clock(policies: Path, server: Ec2Server, monkeypatch: Any) -> None:
@@ -102,6 +106,24 @@ def test_no_credentials_at_all_are_said_to_be_missing(policies: Path, server: Ec
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     (problem,) = refused(policies)
     assert "NoCredentialsError" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("AWS_PROFILE", "nosuch", "the config profile (nosuch) could not be found; renew the credentials"),
+        ("AWS_SECRET_ACCESS_KEY", "", "partial credentials found in env, missing: AWS_SECRET_ACCESS_KEY; renew the"),
+        ("AWS_ENDPOINT_URL_EC2", "no address", "invalid endpoint: no address; correct AWS_ENDPOINT_URL, or unset it"),
+    ],
+)
+def test_settings_that_boto3_does_not_take_are_said_with_a_remedy(
+    policies: Path, server: Ec2Server, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    for look in (lambda: doctor_command(policies, None, None), lambda: refused(policies)):
+        with pytest.raises(Misconfigured) as wrong:
+            look()
+        assert words.lower() in str(wrong.value).lower()
 
 
 def test_a_region_that_is_none_is_named(policies: Path, monkeypatch: Any) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaler.adapters.aws_codes import known, port_error
+from autoscaler.adapters.ec2.remedies import remedy
 from autoscaler.ports import Misconfigured, PortError, Throttled, Transient
 
 READ_ATTEMPTS = 3
@@ -21,6 +22,7 @@ CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 20.0
 SLOW_BASE_S = 2.0
 SLOW_CAP_S = 60.0
+SHOWN = 300  # characters of an error's text: a parser shows all that it could not read
 _NO_ACCESS = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "NoAuthTokenError"}
 )
@@ -48,7 +50,8 @@ def client(service: str, region: str, *, attempts: int, read_timeout_s: float = 
     try:
         return boto3.session.Session().client(service, region_name=region, config=config)
     except (BotoCoreError, ValueError) as error:
-        raise Misconfigured(f"region {region!r}: {error}", type(error).__name__) from error
+        kind = type(error).__name__
+        raise Misconfigured(f"region {region!r}: {_line(error)}; {remedy(kind)}", kind) from error
 
 
 def connect(region: str) -> Clients:
@@ -154,7 +157,7 @@ class Caller:
 
     def count(self, code: str) -> None:
         """Count a code that no class holds. A bare status is a proxy's answer, not EC2's."""
-        if known(code) is None and not code.isdigit():
+        if known(code) is None and not code.removeprefix("HTTP").isdigit():
             self.unknown[code] += 1
 
     def _before(self, **_: Any) -> None:
@@ -171,18 +174,24 @@ class Caller:
         except ClientError as error:
             raise self._refused(error, offering) from error
         except ParamValidationError as error:
-            raise Misconfigured(str(error), "ParamValidationError") from error
+            raise Misconfigured(_line(error), "ParamValidationError") from error
         except (BotoCoreError, ResponseParserError) as error:
             kind = type(error).__name__
-            raise (Misconfigured if kind in _NO_ACCESS else Transient)(f"{operation}: {error}", kind) from error
+            raise (Misconfigured if kind in _NO_ACCESS else Transient)(f"{operation}: {_line(error)}", kind) from error
+        if answer.keys() <= {"ResponseMetadata"}:  # EC2 says at least that a list is empty; a proxy's page says nothing
+            raise Transient(f"{operation}: the answer is well-formed, but none of EC2's", "ResponseParserError")
         self.bucket.well()
         return answer
 
     def _refused(self, error: Any, offering: str) -> PortError:
         row, status = error.response.get("Error", {}), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         code = str(row.get("Code") or f"HTTP{status}")
-        found = port_error(code, str(row.get("Message") or error), offering=offering, status=int(status or 500))
+        found = port_error(code, _line(row.get("Message") or error), offering=offering, status=int(status or 500))
         if isinstance(found, Throttled):
             self.bucket.slow_down()
         self.count(code)
         return found
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:SHOWN]

@@ -29,6 +29,14 @@ REMEDIES: Mapping[str, str] = {
     "AccessDenied": POLICY,
     "AccessDeniedException": POLICY,
     "OptInRequired": REGION,
+    "ProfileNotFound": LOGIN,
+    "ConfigParseError": "correct the file, or name another by AWS_CONFIG_FILE",
+    "TokenRetrievalError": LOGIN,
+    "SSOTokenLoadError": LOGIN,
+    "UnauthorizedSSOTokenError": LOGIN,
+    "ValueError": "correct AWS_ENDPOINT_URL, or unset it",
+    "SSLError": f"correct the address (http or https) or AWS_CA_BUNDLE; {NETWORK}",
+    "HTTPClientError": f"{NETWORK}; if it names a header, {LOGIN}",
     "EndpointConnectionError": f"{REGION}; {NETWORK}",
     "InvalidRegionError": REGION,
     "NoRegionError": REGION,
@@ -53,7 +61,7 @@ UNKNOWN = "look the code up in AWS's API reference"
 
 def remedy(code: str) -> str:
     """What to do about `code`."""
-    return REMEDIES.get(code, NETWORK if code.startswith("HTTP5") or code.isdigit() else UNKNOWN)
+    return REMEDIES.get(code, NETWORK if code.startswith("HTTP") or code.isdigit() else UNKNOWN)
 
 
 def told(where: str, error: PortError) -> str:
