@@ -217,11 +217,12 @@ def _shutdown_s(service: Service) -> float:
 
 
 def _engine_args(service: Service, variant: Variant, shape: Shape, engine: Engine, time_scale: float) -> dict[str, Any]:
-    """vLLM is told limits, not timing: re-measured constants must not restart its replicas."""
+    """vLLM is told limits, not timing: re-measured constants must not restart its replicas, a new `revision` must."""
     args: dict[str, Any] = {
         "service": shape.service,
         "variant": shape.variant,
         "model": service.model,
+        "revision": service.revision,
         "tp": variant.tp,
         "precision": variant.precision,
         "max_num_seqs": shape.timing.max_num_seqs,

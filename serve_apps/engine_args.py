@@ -21,7 +21,8 @@ class EngineArgs(BaseModel):
 
     `time_scale`: seconds of the timing law per real second (2 = twice as fast). `stream_every_s`: the simulated engine
     sends the first and the last token at once and what lies between in pieces of this length, to spare the processor.
-    `engine_kwargs` go to vLLM as they are and win over what is derived here.
+    `engine_kwargs` go to vLLM as they are and win over what is derived here. `revision` is read by nobody: Serve
+    replaces the replicas of an application whose arguments changed, and this one changes when the policy says so.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -29,6 +30,7 @@ class EngineArgs(BaseModel):
     service: str
     variant: str
     model: str
+    revision: str = "1"
     tp: Annotated[int, Field(ge=1)] = 1
     precision: str = "bf16"
     timing: Timing | None = None

@@ -154,6 +154,16 @@ def test_remeasured_constants_do_not_restart_vllm() -> None:
     assert before["applications"][1:] == after["applications"][1:]
 
 
+@pytest.mark.parametrize("engine", ["sim", "vllm"])
+def test_a_new_revision_replaces_the_replicas_of_its_service_and_of_no_other(engine: Any) -> None:
+    resolved = found()
+    old = serve_config(resolved.policy, resolved.shapes, engine=engine)
+    new = serve_config(changed(resolved, revision="2026-12"), resolved.shapes, engine=engine)
+    apps = [app["name"] for app in old["applications"] if app["name"].startswith("support.")]
+    assert apps
+    assert differences(old, new) == tuple(f"~ {app}: args.revision: 1 -> 2026-12" for app in apps)
+
+
 def test_a_new_limit_or_slo_restarts_no_replica() -> None:
     """Serve restarts an application's replicas when its arguments, import path or policy arguments change."""
     resolved = found()
