@@ -38,7 +38,7 @@ TICK_S = 10.0
 FAULTY_S = 240.0
 HEALED_S = 300.0
 BURST, PER_S = 12, 0.25  # tight enough to bind while everything fails
-KINDS = ("error", "error_after", "lost_before", "lost_after", "hang", "duplicate", "html", "garbled")
+KINDS = ("error", "error_after", "lost_before", "lost_after", "hang", "duplicate", "html", "page", "garbled")
 CODES = (
     ("InternalError", 500),
     ("Unavailable", 503),
