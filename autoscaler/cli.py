@@ -233,6 +233,20 @@ def explain(
 
 
 @app.command()
+def diagnose(
+    journal: Journal,
+    service: Annotated[
+        str | None, typer.Option(metavar="UNIT/SERVICE", help="Only the misses of this service.")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """Why answers missed their limits: the misses of a journal by cause, with what speaks for it."""
+    from autoscaler.commands.diagnose import diagnose_command
+
+    raise typer.Exit(diagnose_command(journal, service, json_file))
+
+
+@app.command()
 def replay(journal: Journal, json_file: Json = None) -> None:
     """Decide every plan of a journal again and compare the bytes."""
     from autoscaler.commands.journal import replay_command

@@ -182,6 +182,7 @@ def _remedies(launch: Launch, rungs: tuple[Rung, ...]) -> tuple[str, ...]:
 
 _LIMITS = {
     ReasonCode.QUOTA_GPUS: "the share of unit {0} binds: raise its quota_gpus, or let other units lend more",
+    ReasonCode.MAX_REPLICAS: "the service's ceiling binds: raise max_replicas",
     ReasonCode.BUDGET: "the hourly budget of unit {0} binds: raise budget_usd_per_h, or allow cheaper variants",
     ReasonCode.BUDGET_MONTH: "the rest of the month's budget of unit {0} binds: raise budget_usd_per_month, or wait",
     ReasonCode.PREEMPTED: "{0} took GPUs of this service: raise its priority, or the other's supply",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import ceil
 
 from policies.model import PolicySet, Service
 from serve_apps.wire import app_name
@@ -215,6 +216,7 @@ def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -
     rows = []
     for need in needs:
         handover = _handover(need, wanted, here, leaving, ready)
+        _note_ceiling(need)
         for option in need.options:
             app = option.app
             placed = why(ReasonCode.PLACED, placed=here[app], wanted=wanted[app], leaving=handover[app])
@@ -228,6 +230,14 @@ def _targets(needs: tuple[Need, ...], berths: list[Berth], presence: Presence) -
                 )
             )
     return tuple(rows)
+
+
+def _note_ceiling(need: Need) -> None:
+    """Say where the policy's ceiling is what the demand meets."""
+    carried = max((option.capacity.rps for option in need.options), default=0.0)
+    lacking = ceil((need.demand.arrival_rps - need.rps) / carried - 1e-9) if carried else 0
+    if lacking > 0 and need.replicas >= need.entry.max_replicas:
+        need.note(why(ReasonCode.MAX_REPLICAS, ceiling=need.entry.max_replicas, wanted=need.replicas + lacking))
 
 
 def _handover(

@@ -64,6 +64,9 @@ class WorldMetrics:
     windows: dict[str, Window] = field(default_factory=dict)
     _means: dict[str, Means] = field(default_factory=dict)
     _frozen: dict[str, Figures] = field(default_factory=dict)
+    _untold: dict[str, tuple[float, int, int]] = field(
+        default_factory=dict
+    )  # seconds, requests ended, and within limits
     _at_s: float = 0.0
 
     def sample(self) -> None:
@@ -75,11 +78,21 @@ class WorldMetrics:
             means = self._means.setdefault(service, Means())
             means.add(window)
             rps = window.arrived / over_s if over_s > 0.0 else 0.0
-            ended = window.finished + window.shed + window.failed
-            more = tuple(count / over_s if over_s > 0.0 else 0.0 for count in (window.tasks, ended, window.met))
+            more = (window.tasks / over_s if over_s > 0.0 else 0.0, *self._answered(service, window, over_s))
             tokens = means.of()
             rates = (rps * tokens[0], rps * tokens[1]) if tokens else (None, None)
             self.figures[service] = (rps, *rates, float(window.queued), float(window.running), *more)
+
+    def _answered(self, service: str, window: Window, over_s: float) -> tuple[float, float]:
+        """Requests that ended and those within every limit, per second. Counters go on while nobody reads them: what
+        ended while the metrics were gone is told afterwards.
+        """
+        before_s, ended, met = self._untold.pop(service, (0.0, 0, 0))
+        over_s += before_s
+        ended, met = ended + window.finished + window.shed + window.failed, met + window.met
+        if self.faults.active("metrics_gone", (service,)):
+            self._untold[service] = over_s, ended, met
+        return (ended / over_s, met / over_s) if over_s > 0.0 else (0.0, 0.0)
 
     def told(self, service: str) -> Figures | None:
         """The figures that a controller is given: None while they are gone, wrong while a fault says so."""

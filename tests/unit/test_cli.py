@@ -33,6 +33,7 @@ COMMANDS = (
         "chaos",
         "check",
         "console",
+        "diagnose",
         "diff",
         "doctor",
         "down",
