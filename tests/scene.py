@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaler.act import Inline
-from autoscaler.adapters.journal import FileJournal, MemoryJournal
+from autoscaler.adapters.journal import MemoryJournal
 from autoscaler.adapters.local_supply import CloudConfig, OfferingConfig
 from autoscaler.core.beliefs import Beliefs
 from autoscaler.core.events import CheckFailed, Event, LaunchGranted, LaunchRefused
@@ -108,7 +108,7 @@ class Scene:
     load_s: float = LOAD_S
     clock: FakeClock = field(default_factory=FakeClock)
     metrics: FakeMetrics = field(default_factory=FakeMetrics)
-    journal: MemoryJournal | FileJournal = field(default_factory=MemoryJournal)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
     plans: list[Plan] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -130,7 +130,7 @@ def order(page: Page, verb: str, token: str) -> str:
 
 
 def test_a_service_is_frozen_with_the_token_and_not_without(served: str, page: Page, tmp_path: Path) -> None:
-    made = Scene(units=[unit(service())], offerings=[offering("pool")], journal=FileJournal(tmp_path))
+    made = Scene(units=[unit(service())], offerings=[offering("pool")], journal=FileJournal(tmp_path))  # type: ignore[arg-type]
     made.controller.orders = OrderBox.of(tmp_path)
     made.load(CHAT, 4.0)
     made.run(300.0)
