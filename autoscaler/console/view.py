@@ -35,6 +35,7 @@ from autoscaler.core.model import Launch, Measured, Missing, Observation, Plan, 
 from autoscaler.core.odds import Odds
 from autoscaler.core.orders import in_force
 from autoscaler.core.reasons import Reason
+from autoscaler.diagnose import Causes
 from autoscaler.explain import order_words, words
 
 Json = dict[str, Any]
@@ -67,6 +68,7 @@ class View:
     launches: dict[str, Launch] = field(default_factory=dict)  # the last of each service
     log: deque[Json] = field(default_factory=lambda: deque(maxlen=LOG))
     history: dict[str, deque[Json]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=HISTORY)))
+    causes: Causes = field(default_factory=lambda: Causes(None))
     kept: dict[str, Kept] = field(default_factory=lambda: defaultdict(Kept))
     _targets: dict[tuple[str, str], int] = field(default_factory=dict)
     _plan: Plan | None = None
@@ -78,6 +80,7 @@ class View:
         """One more record."""
         self.seq, event = record.seq, record.event
         self.beliefs = learn(self.beliefs, event)
+        self.causes.take(record)
         match event:
             case Observed():
                 for load, ended, met in counted(event.observation, self.seen):
@@ -377,9 +380,19 @@ class View:
             "history": list(self.history[name]) if name in self.history else [],
             "forecast": fan,
             "ladder": [pools[offering] for offering in alternates if offering in pools],
+            "causes": self._causes(name),
             "instances": sorted({row.instance_id for row in _replicas(self.seen) if row.service == name} - {""}),
             "ladder_why": [words(reason) for reason in launch.reasons] if launch is not None else [],
         }
+
+    def _causes(self, name: str) -> list[Json]:
+        """Why requests missed their limits, by `qm diagnose`'s words, the most misses first."""
+        rows = (row for row in self.causes.told().services if row.service == name)
+        return [
+            {"cause": each.cause.value, "share": each.share, "misses": each.misses, "evidence": each.evidence}
+            for row in rows
+            for each in row.causes
+        ]
 
 
 def _replicas(seen: Observation | None) -> tuple[Replica, ...]:

@@ -133,3 +133,15 @@ def test_an_order_is_in_the_log_and_named_while_it_stands() -> None:
     assert len((view.service(CHAT) or {})["instances"]) == 1
     made.run(600.0)
     assert viewed(made).page()["orders"] == []
+
+
+def test_a_service_says_why_requests_missed_their_limits() -> None:
+    made = Scene(units=[unit(service("chat", max_replicas=1))], offerings=[offering("pool")])
+    made.load(CHAT, 1.0)
+    made.run(600.0)
+    made.load(CHAT, 9.0, met=0.3, queued=60.0)
+    made.run(300.0)
+    causes = (viewed(made).service(CHAT) or {})["causes"]
+    assert causes[0]["cause"] == "policy_limit"
+    assert sum(each["share"] for each in causes) == pytest.approx(1.0)
+    assert "max_replicas" in causes[0]["evidence"]

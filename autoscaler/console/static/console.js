@@ -128,6 +128,12 @@ async function showOne() {
     li.style.borderLeftColor = `var(--${p.market})`;
     return li;
   }));
+  $("causes").replaceChildren(...(one.causes.length ? one.causes : [null]).map((c) => {
+    if (!c) return el("li", "none of those that the journal counts");
+    const li = el("li");
+    li.append(el("b", c.cause.replaceAll("_", " ")), el("span", `${(100 * c.share).toFixed(0)} %, ${c.misses.toFixed(0)} misses`), el("p", c.evidence, "why"));
+    return li;
+  }));
   const there = $("instance").value;
   $("instance").replaceChildren(...one.instances.map((name) => Object.assign(el("option", name), { selected: name === there })));
 }
