@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from urllib.parse import urlsplit
 
 from .clocks import is_zone
 from .model import Event, Service, Unit
@@ -16,6 +17,7 @@ from .problems import Path
 Finding = tuple[tuple[str, ...], Path, str]  # top-level keys compared, path to report, text
 OWNED_MARKETS = ("on_demand", "odcr", "block")
 MOST_LIMIT_S = 86_400.0
+YEARS = (1970, 2200)  # of an event: far from the ends of what a date can hold, for its repetitions are worked out
 
 
 def service_findings(service: Service) -> Iterator[Finding]:
@@ -149,6 +151,24 @@ def _overflow(service: Service) -> Iterator[Finding]:
         yield ("overflow", "sacrifice", "markets"), ("overflow",), text
     elif service.overflow.key_env is not None and service.overflow.key_file is not None:
         yield ("overflow",), ("overflow", "key_file"), "is given beside key_env; keep one of them"
+    if service.overflow is not None and (text := _url_problem(service.overflow.url)):
+        yield ("overflow",), ("overflow", "url"), text
+
+
+def _url_problem(url: str) -> str:
+    """What is wrong with an address beyond its first letters; its words are not repeated, they may hold a password."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return "has no usable host or port; write it like https://api.example.com/v1"
+    if "@" in parts.netloc:
+        return "holds a name or a password, which would be logged; remove it, and use key_env or key_file"
+    if not host or not url.isprintable() or " " in url:
+        return "has no usable host, or a character that no address has; write it like https://api.example.com/v1"
+    if parts.query or parts.fragment:
+        return "goes on after its path, where the gateway adds its own; end it with the path, like /v1"
+    return ""
 
 
 def _sacrifice(service: Service) -> Iterator[Finding]:
@@ -202,6 +222,8 @@ def _date_problem(event: Event) -> str:
         instant = datetime.fromisoformat(event.starts_at)
     except ValueError:
         return f'"{event.starts_at}" is not a date and time; {example}'
+    if not YEARS[0] <= instant.year <= YEARS[1]:
+        return f"is in the year {instant.year}, not between {YEARS[0]} and {YEARS[1]}; correct it"
     return f'"{event.starts_at}" has no time zone; {example}' if instant.tzinfo is None else ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Path = tuple[str | int, ...]
+MOST_SHOWN = 1200  # characters of a key or a text
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,7 +21,14 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.key}: {self.text}" if self.key else f"{where}: {self.text}"
+        return f"{where}: {_plain(self.key)}: {_plain(self.text)}" if self.key else f"{where}: {_plain(self.text)}"
+
+
+def _plain(words: str) -> str:
+    """One line that no terminal takes for a command, the middle of what is endless left out: files hold anything."""
+    if len(words) > MOST_SHOWN:
+        words = f"{words[: MOST_SHOWN // 2]}...{words[-MOST_SHOWN // 2 :]}"
+    return words if words.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
 class Problems(ValueError):

@@ -95,6 +95,15 @@ def test_hostile_files_are_refused_fast(name: str, tmp_path: Path) -> None:
     assert time.process_time() - before_s < 1.0
 
 
+def test_an_endless_word_is_told_without_its_middle(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(GOOD.replace("g6.2xlarge", "g6" * 100_000))
+    with pytest.raises(PolicyProblems) as caught:
+        resolve(tmp_path)
+    (problem,) = caught.value.problems
+    assert "..." in str(problem)
+    assert len(str(problem)) < 3_000
+
+
 def test_what_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"unit: a\nowner: \xff\xfe\n")
     assert read(tmp_path) == [":2: is not UTF-8 text; save it as UTF-8"]
