@@ -5,6 +5,7 @@ May not do I/O or read a clock. `Berth` and `Need` change while one plan is made
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -108,6 +109,7 @@ class Need:
     reasons: list[Reason] = field(default_factory=list)
     queue_s: float = 0.0  # how long its requests may wait before a smaller variant is used
     using: tuple[Option, ...] = ()  # what its next replicas may be
+    waiting: Counter[str] = field(default_factory=Counter)  # GPUs by type that those who are served later lack
     claims: bool = True  # False for what is more than its demand: that takes nothing of others
 
     def __post_init__(self) -> None:
@@ -174,6 +176,14 @@ class Need:
     def unsteady(self) -> int:
         """Replicas that stand in for those which the on-demand floor wants elsewhere."""
         return max(0, min(self.entry.on_demand_floor, self.replicas) - self.steady)
+
+    def lacking(self) -> Counter[str]:
+        """GPUs for what is missing, by the instance types that may have them: of each, as if it had all."""
+        gpus: Counter[str] = Counter()
+        for option in self.options:
+            kind, shape = option.shape.instance_type, option.shape
+            gpus[kind] = max(gpus[kind], self.missing(option) * shape.nodes * shape.gpus)
+        return gpus
 
     def up_to(self, tier: int) -> tuple[Option, ...]:
         """The options of a tier and all before it."""

@@ -69,8 +69,14 @@ def place(needs: tuple[Need, ...], berths: Iterable[Berth], beliefs: Beliefs, no
     for need in needs:
         _keep(need, shelf.near(need))
     orders: list[Order] = []
-    for need in needs:
-        orders += _supply(need, shelf, beliefs, odds, now_s)
+    lacking = [need.lacking() for need in needs]
+    waiting: Counter[str] = Counter()
+    for mine in lacking:
+        waiting.update(mine)
+    for need, mine in zip(needs, lacking, strict=True):
+        waiting.subtract(mine)
+        need.waiting = waiting
+        orders += _supply(need, needs, shelf, beliefs, odds, now_s)
     for need in needs:
         _preempt(need, needs, shelf)
     for need in needs:
@@ -104,14 +110,20 @@ def _keep(need: Need, shelf: list[Berth]) -> None:
             return
 
 
-def _supply(need: Need, shelf: Shelf, beliefs: Beliefs, odds: Odds, now_s: float) -> list[Order]:
-    """Places for what is missing: free GPUs, then launches; in smaller variants where no better one can be had."""
+def _supply(
+    need: Need, ranked: tuple[Need, ...], shelf: Shelf, beliefs: Beliefs, odds: Odds, now_s: float
+) -> list[Order]:
+    """Places for what is missing: free GPUs; where the unit has no more, those of who gives way (that is a load, where
+    an order is a boot as well); then launches. In smaller variants where no better one can be had.
+    """
     orders: list[Order] = []
     for tier in sorted({option.tier for option in need.options}):
         if tier and (not need.short or comes_in_s(need, beliefs, now_s) < need.queue_s):
             break
         need.using = need.up_to(tier)
         _grow(need, shelf.near(need) if need.short else [])
+        if need.short and _full(need):
+            _preempt(need, ranked, shelf)
         while (order := _order(need, shelf, beliefs, odds, now_s)) is not None:
             orders.append(order)
     return orders
@@ -360,12 +372,11 @@ def _fill(need: Need, option: Option, offering: Offering, shelf: Shelf, now_s: f
 
 
 def _preempt(need: Need, ranked: tuple[Need, ...], shelf: Shelf) -> None:
-    """As the last resort, GPUs in the cluster of those that give way to this one."""
+    """GPUs in the cluster of those that give way to this one."""
     kinds = {option.shape.instance_type for option in need.using}
-    least = min((option.shape.gpus * option.shape.nodes for option in need.using), default=0)
-    full = need.purse.refusal(More(least, 0.0)) is not None  # then another unit's GPUs are of no use
-    for victim, spare in victims(need, ranked) if need.short else ():
-        if kinds.isdisjoint(victim.gpus_per_rps) or (full and victim.purse is not need.purse):
+    near = need.purse.needs if _full(need) else ranked  # in a full unit another unit's GPUs are of no use
+    for victim, spare in victims(need, near) if need.short else ():
+        if kinds.isdisjoint(victim.gpus_per_rps):
             continue
         left = victim.replicas - spare
         for option in need.using:
@@ -373,6 +384,12 @@ def _preempt(need: Need, ranked: tuple[Need, ...], shelf: Shelf) -> None:
                 pass
         if not need.short:
             return
+
+
+def _full(need: Need) -> bool:
+    """Whether its unit's share has no room for even the smallest replica."""
+    least = min((option.shape.gpus * option.shape.nodes for option in need.using), default=0)
+    return need.purse.refusal(More(least, 0.0)) is not None
 
 
 def _evict(need: Need, option: Option, victim: Need, spare: int, shelf: Shelf) -> bool:

@@ -46,9 +46,7 @@ def bids(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> tuple[list[B
         if shut_until_s(offering, beliefs) > now_s:
             shut[offering.offering] = offering
         else:
-            price = 0.0 if offering.market in SUNK else offering.price_usd_per_h
-            fitting = offering.gpus // option.shape.gpus
-            rows.append((option, offering, ceil(need.missing(option) * option.shape.nodes / fitting) * price))
+            rows.append((option, offering, _price_usd_per_h(need, option, offering)))
     if not rows:
         return [], tuple(shut.values())
     fair = min((usd for _, _, usd in rows if usd > 0.0), default=0.0)
@@ -63,6 +61,17 @@ def bids(need: Need, beliefs: Beliefs, odds: Odds, now_s: float) -> tuple[list[B
         for row in rows
     ]
     return sorted(made, key=lambda bid: (bid.usd, bid.offering.offering)), tuple(shut.values())
+
+
+def _price_usd_per_h(need: Need, option: Option, offering: Offering) -> float:
+    """Of the whole instances that it takes, less the GPUs left over that those who are served later lack."""
+    if offering.market in SUNK:
+        return 0.0
+    nodes = need.missing(option) * option.shape.nodes
+    whole = ceil(nodes / (offering.gpus // option.shape.gpus))
+    left = whole * offering.gpus - nodes * option.shape.gpus
+    shared = min(left, need.waiting[offering.instance_type]) / offering.gpus
+    return (whole - shared) * offering.price_usd_per_h
 
 
 def ways(need: Need, odds: Odds, now_s: float) -> Iterator[tuple[Option, Offering]]:

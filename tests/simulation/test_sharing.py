@@ -171,6 +171,21 @@ def test_a_full_quota_goes_to_the_more_important_not_to_who_came_first() -> None
     assert any(ReasonCode.PREEMPTED in codes(plan, "support/batch") for plan in scene.plans)
 
 
+def test_within_a_full_quota_places_change_hands_and_nothing_is_bought() -> None:
+    """A replica that loads on an instance of ours is there a boot sooner than one that is launched."""
+    batch = service("batch", priority=10, min_replicas=0)
+    scene = Scene([unit(service(min_replicas=0), batch, quota_gpus=3)], [offering("a")])
+    scene.load(CHAT, 0.0)
+    scene.load("support/batch", 6.0)
+    scene.run(600)
+    assert (scene.wanted(CHAT), scene.wanted("support/batch")) == (0, 3)
+    scene.load(CHAT, 3.0)
+    scene.run(240)
+    assert scene.ready(CHAT) >= 2
+    assert scene.grants() == [("a", 3)]
+    assert not any(plan.drains or plan.terminates for plan in scene.plans)
+
+
 def test_equals_share_a_shortage_by_what_each_was_promised() -> None:
     a, b = (service(name, priority=500, min_replicas=0, slo=Slo(ttft_s=2.0, fraction=0.9)) for name in "ab")
     scene = Scene([unit(a, b)], [offering("a", count=4)])

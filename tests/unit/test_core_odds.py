@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +128,16 @@ def test_reclaims_are_counted_as_shares_of_what_was_there() -> None:
         beliefs = reclaimed(beliefs, replace(beliefs.instances[name], reclaim_at_s=7320.0), 7200.0)
     assert beliefs.offerings["a"].lost == pytest.approx(0.5)
     assert Odds(beliefs, 7200.0).lost_per_h(pool) == pytest.approx(0.5 * 0.6931 / 6, rel=1e-3)
+
+
+def test_the_rest_of_an_instance_is_not_charged_where_others_lack_it() -> None:
+    """Two GPUs of four at $1 each cost less than two small instances, but only if somebody takes the other two."""
+    offers = known(offer("small", kind="g6", price=1.2), offer("large", kind="g6x", price=4.0, gpus=4))
+    one = need(leads={"g6": 200.0, "g6x": 200.0})
+    first = [bids(one, offers, Odds(offers, 0.0), 0.0)[0][0].offering.offering]
+    one.waiting = Counter({"g6x": 2})
+    first.append(bids(one, offers, Odds(offers, 0.0), 0.0)[0][0].offering.offering)
+    assert first == ["small", "large"]
 
 
 def test_a_reservation_that_refused_has_room_where_one_of_ours_ended() -> None:
