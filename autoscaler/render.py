@@ -37,6 +37,7 @@ IMPORT_PATHS: dict[Engine, str] = {"vllm": "serve_apps.llm:build", "sim": "serve
 NODE_MARKETS = frozenset(("odcr", "block", "interruptible", "spot", "on_demand"))
 LOOK_BACK_S = 10.5  # Serve warns below its metrics interval of 10 s
 SHUTDOWN_MIN_S = 30.0
+FIRST_REVISION = Service.model_fields["revision"].default
 GATEWAY_REQUESTS = 10_000
 FIRST_RULE_BATCH = 32  # a batch that engines of any size reach within common limits
 UNBOUNDED_REPLICAS = 1000  # Serve clamps to autoscaling_config.max_replicas
@@ -222,12 +223,13 @@ def _engine_args(service: Service, variant: Variant, shape: Shape, engine: Engin
         "service": shape.service,
         "variant": shape.variant,
         "model": service.model,
-        "revision": service.revision,
         "tp": variant.tp,
         "precision": variant.precision,
         "max_num_seqs": shape.timing.max_num_seqs,
         "max_model_len": shape.timing.max_model_len,
     }
+    if service.revision != FIRST_REVISION:  # what every application began with changes none of them
+        args["revision"] = service.revision
     if engine == "sim":
         args |= {"timing": asdict(shape.timing), "load_s": shape.load_prior_s, "time_scale": time_scale}
     return args

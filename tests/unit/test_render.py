@@ -161,7 +161,7 @@ def test_a_new_revision_replaces_the_replicas_of_its_service_and_of_no_other(eng
     new = serve_config(changed(resolved, revision="2026-12"), resolved.shapes, engine=engine)
     apps = [app["name"] for app in old["applications"] if app["name"].startswith("support.")]
     assert apps
-    assert differences(old, new) == tuple(f"~ {app}: args.revision: 1 -> 2026-12" for app in apps)
+    assert differences(old, new) == tuple(f"~ {app}: args.revision: unset -> 2026-12" for app in apps)
 
 
 def test_a_new_limit_or_slo_restarts_no_replica() -> None:
