@@ -87,6 +87,7 @@ proof: install
 	QM_EC2_SEEDS=2000 QM_EC2_SOCKET_SEEDS=50 $(BIN)/python -m pytest tests/simulation/test_ec2_faults.py --timeout=0
 	QM_JOURNAL_KILLS=1000 $(BIN)/python -m pytest tests/contract/test_journal_contract.py --timeout=0
 	QM_CRASH_STEPS=40 $(BIN)/python -m pytest tests/simulation/test_crash_steps.py --timeout=0
+	$(BIN)/python -m pytest tests/live/test_block_live.py -s --timeout=1500
 	$(BIN)/python -m chaos.swarm.mutations
 	$(BIN)/qm chaos --seeds 0:10000 --json $(QM_PROOF)/chaos.json
 	$(BIN)/qm chaos --seeds 0:300 --hours 6 --json $(QM_PROOF)/chaos-long.json
