@@ -9,6 +9,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PROMETHEUS := build/prometheus/usr/bin
 BENCH ?=
+SYSTEM ?= tests/system --ignore=tests/system/test_up_seen.py
 
 # One process each, two at a time, the longest first: Ray and Serve keep a cluster's handles for the life of a process.
 # Two clusters on two cores leave Ray too slow for its own limits now and then, so a file that failed is run again, alone:
@@ -68,7 +69,7 @@ test: lint
 test-system: install
 	@command -v prometheus >/dev/null || [ -x $(PROMETHEUS)/prometheus ] || $(MAKE) --no-print-directory $(PROMETHEUS)/prometheus
 	@command -v chromium >/dev/null || { apt="$$([ "$$(id -u)" = 0 ] || echo sudo) apt-get"; $$apt update && $$apt install --yes --no-install-recommends chromium; }
-	PATH="$$PATH:$(CURDIR)/$(PROMETHEUS)" $(BIN)/python -m pytest tests/system --durations=5
+	PATH="$$PATH:$(CURDIR)/$(PROMETHEUS)" $(BIN)/python -m pytest $(SYSTEM) --durations=5
 
 $(PROMETHEUS)/prometheus:
 	@mkdir -p build
@@ -88,6 +89,7 @@ proof: install
 	QM_JOURNAL_KILLS=1000 $(BIN)/python -m pytest tests/contract/test_journal_contract.py --timeout=0
 	QM_CRASH_STEPS=40 $(BIN)/python -m pytest tests/simulation/test_crash_steps.py --timeout=0
 	$(BIN)/python -m pytest tests/live/test_block_live.py -s --timeout=1500
+	$(MAKE) --no-print-directory test-system SYSTEM=tests/system/test_up_seen.py
 	$(BIN)/python -m chaos.swarm.mutations
 	$(BIN)/qm chaos --seeds 0:10000 --json $(QM_PROOF)/chaos.json
 	$(BIN)/qm chaos --seeds 0:300 --hours 6 --json $(QM_PROOF)/chaos-long.json
