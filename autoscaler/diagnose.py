@@ -212,8 +212,8 @@ def _add(known: _Service, load: ServiceLoad, scene: Scene) -> None:
         known.spoke.append((at_s, *found))
     while known.spoke and known.spoke[0][0] < at_s - BACK_S:
         known.spoke.popleft()
-    ended, met = measured(load.ended_rps), measured(load.met_rps)
-    if ended is not None and met is not None:
+    if not isinstance(load.ended_rps, Missing):  # idle is none that ended, and no gap
+        ended, met = measured(load.ended_rps) or 0.0, measured(load.met_rps) or 0.0
         over_s = at_s - known.seen_at_s if known.seen_at_s is not None else 0.0
         known.seen_at_s = at_s
         known.ended += ended * over_s

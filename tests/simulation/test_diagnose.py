@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from autoscaler.adapters.journals import read_journal
 from autoscaler.causes import Cause
 from autoscaler.cli import app
+from autoscaler.core.events import Observed, Record
+from autoscaler.core.model import Idle, Measured, Missing, Observation, ServiceLoad, Signal
 from autoscaler.diagnose import Diagnosis, diagnose
 from chaos.world import simulate
 from tests.worlds import CHAT, demand, fault, row, scenario, service, unit
@@ -101,6 +103,35 @@ def test_misses_that_vanish_with_their_cause_are_put_down_to_it(name: str) -> No
     assert vanish > 50, "a scene in which nothing goes wrong shows nothing"
     assert (with_it.by(cause) - without.by(cause)) / vanish >= RIGHT, with_it.told
     assert with_it.told.misses == pytest.approx(with_it.misses, rel=0.02, abs=3.0), "every miss is counted once"
+
+
+def seen(at_s: float, ended: Signal, met: Signal) -> Record:
+    quiet = Idle(at_s=at_s)
+    load = ServiceLoad(
+        service=CHAT,
+        arrival_rps=quiet,
+        prefill_tps=quiet,
+        decode_tps=quiet,
+        queued=quiet,
+        running=quiet,
+        ended_rps=ended,
+        met_rps=met,
+    )
+    gone = Missing(why="not asked")
+    observation = Observation(at_s=at_s, loads=(load,), serving=gone, cloud=gone)
+    return Record(seq=int(at_s), event=Observed(at_s=at_s, observation=observation))
+
+
+def test_nothing_that_ended_is_no_gap_and_what_was_not_seen_is_one() -> None:
+    def rate(value: float) -> Measured:
+        return Measured(value=value, at_s=0.0)
+
+    silent = [seen(at_s, Idle(at_s=at_s), Idle(at_s=at_s)) for at_s in range(12, 112, 2)]
+    unseen = [seen(at_s, Missing(why="cut off"), Missing(why="cut off")) for at_s in range(114, 122, 2)]
+    told = diagnose(
+        [seen(10, rate(1), rate(1)), *silent, seen(112, rate(2), rate(1)), *unseen, seen(122, rate(3), rate(1))]
+    )
+    assert (told.ended, told.misses) == (2 * 2 + 3 * 10, 1 * 2 + 2 * 10)
 
 
 @pytest.fixture
